@@ -12,7 +12,8 @@ import cffi
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = pathlib.Path(os.environ.get("KVTRUNK_BUILD") or ROOT / "build").resolve()
-HEADERS = ["kvtrunk_types.h", "kvtrunk.h", "kvtrunk_keys.h"]
+HEADERS = [f"kvtrunk_{part}.h" for part in
+           ("types", "client", "pool", "group", "operations", "sequences", "keys")]
 NUMBER = re.compile(r"#define \w+ -?(0x)?[0-9a-f]+u?$", re.I)
 
 

@@ -94,7 +94,7 @@ kind == "c" && /^\}$/ && body {
 }
 
 # Public functions follow a comment, or another function of the same comment.
-kind == "c" && file == "include/kvtrunk.h" {
+kind == "c" && file ~ /^include\/kvtrunk_(client|pool|group|operations|sequences)\.h$/ {
 	if (/^[a-z][a-z0-9_ ]* \*?kvt_[a-z0-9_]+\(/ && !documented)
 		finding("a public function without a comment")
 	if (/^\/\*\*|^ \*|\*\//)

@@ -20,7 +20,8 @@ except ImportError:
     print("skip: python3 has no cffi (apt-get install python3-cffi)")
     sys.exit(77)
 
-HEADERS = ["include/kvtrunk_types.h", "include/kvtrunk.h", "include/kvtrunk_keys.h"]
+HEADERS = [f"include/kvtrunk_{part}.h" for part in
+           ("types", "client", "pool", "group", "operations", "sequences", "keys")]
 NUMBER = re.compile(r"#define \w+ -?(0x)?[0-9a-f]+u?$", re.I)
 
 

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVTRUNK_OPERATIONS_H
+#define KVTRUNK_OPERATIONS_H
+
+/**
+ * @file kvtrunk_operations.h
+ * Single operations on tree and pages. Most workers use sequences instead. Included by kvtrunk.h.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk_client.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+
+/** One operation. Unused fields stay 0. Pointers are read during kvt_submit() only.
+ *
+ * Root keys. Each `root_key` of a namespace, 0 included, has a tree of its own. The tree is made by
+ * its first key and gone with its last. It costs neither a message nor a place of max_namespaces:
+ * use it for salts, or for what precedes the first key. A handle has its root key, so give none
+ * beside it. REMOVE without keys forgets the whole namespace and takes none.
+ *
+ * MATCH, BEGIN with a handle of kvt_probe(): give only the keys after the handle's prefix. The
+ * answer counts all keys. -ESTALE: the prefix is gone, and nothing happened. Fix: submit all keys
+ * and no handle.
+ *
+ * BEGIN while other leases compute a part of its prompt (`announced`):
+ *
+ *   no flag        It begins, and both compute that part.
+ *   KVT_F_WAIT     It is answered when the part is cached, when no session computes it any more
+ *                  (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE). Leases of
+ *                  its own session do not count.
+ *   KVT_F_NO_WAIT  It is answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing. Within ttl_ms
+ *                  one notice with the same user_data follows: result 0, KVT_CQE_ASYNC, `matched`,
+ *                  `state` = enum kvt_notice, no lease. Then submit it again. Leases of its own
+ *                  session count: a scheduler holds back the second of two equal requests. Any
+ *                  answer but -EAGAIN is that of a plain BEGIN, and no notice follows.
+ *
+ * kvt_seq_adopt() makes a sequence of a BEGIN that kvt_reap() answered.
+ *
+ * LOCK with KVT_F_SHORTER locks what is left of a handle whose last pages were evicted: `matched`
+ * positions, n_pages pages, and their own handle. -ESTALE: nothing is left, it was removed, expired
+ * or reset, or the daemon has restarted since the eviction. Fix: match the keys.
+ *
+ * ALLOC with KVT_F_SHORTER gives as many of `arg` pages as are free, evictable and within limits.
+ * If there is none, it is refused like one of a single page.
+ *
+ * KVT_F_OWN_STREAM with BEGIN, ALLOC, and EXTEND by `arg`: the caller promises that the new pages
+ * are written after all fences of this session, as on one stream. When free pages run out, the
+ * daemon takes pages of this session's leases whose END waits for its fence, before it evicts. It
+ * takes none that are cached, that a COMMIT before this END may publish, or that FREE gives up. A
+ * COMMIT or END that waits then lists and frees fewer pages.
+ * Caveat: wrong with a second stream that writes pages, or reads them after the END.
+ *
+ * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
+ * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
+ * `advanced` is above 0, others computed these positions: a COMMIT with the list names their pages.
+ * A caller that computes them itself needs no list. */
+struct kvt_request {
+	uint32_t op;    /* enum kvt_op */
+	uint32_t flags; /* enum kvt_sqe_flag */
+	uint32_t namespace_id;
+	uint32_t n_keys;
+	const uint32_t *keys;
+	const uint32_t *pages; /* INSERT: floor(n_keys / page_size); FREE, EXTEND: n_pages */
+	uint32_t n_pages;
+	uint32_t arg;          /* extra, computed, n or page, by op: see struct kvt_sqe */
+	struct kvt_handle handle; /* LOCK; INSERT, MATCH, BEGIN: what `keys` continue */
+	struct kvt_lease lease;
+	struct kvt_fence fence; /* ops that take none ignore it; all 0: slot 0, value 0 */
+	int32_t priority;
+	uint32_t ttl_ms; /* INSERT with KVT_F_TTL; BEGIN with KVT_F_WAIT or KVT_F_NO_WAIT */
+	uint32_t list_capacity; /* 0: enough for any answer */
+	uint32_t reserved;
+	uint64_t user_data;
+	uint64_t root_key; /* MATCH, INSERT, BEGIN, REMOVE: which tree of the namespace */
+};
+
+/** One answer; fields that the operation does not answer are 0. */
+struct kvt_result {
+	uint64_t user_data;
+	uint64_t seq;   /* the daemon's global order of effects */
+	int32_t error;  /* 0 or negative errno */
+	uint32_t reason; /* enum kvt_reason */
+	uint32_t flags; /* enum kvt_cqe_flag */
+	uint32_t op;
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	uint32_t matched, reusable, announced; /* positions */
+	uint32_t next, advanced, existed;      /* positions */
+	uint32_t known; /* COMMIT: positions whose keys the daemon knows: the next begin there */
+	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
+	uint32_t available; /* -ENOSPC: pages that this operation could have had */
+	/* -ENOSPC for lack of pages: pages that it needs, with too_large those of the whole page
+	 * table; -ENOBUFS: list words; -EDQUOT: the limit. */
+	uint32_t needed;
+	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
+	uint32_t sealer; /* PAGE, of a cached one: as kvt_page_sealer() */
+	uint32_t shared; /* BEGIN: of the reusable positions, those that another session sealed */
+	uint32_t n_pages, n_twins;
+	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
+	const uint32_t *twins; /* 2 * n_twins: (yours, the cached twin) */
+	uint32_t slot;         /* the library's own */
+};
+
+/** Submit without waiting. Visible to the daemon at once. At most cq_entries operations are in
+ * flight. -EAGAIN: rings or areas are full: reap and release first. -E2BIG: larger than the areas.
+ * -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a count without its array.
+ * -ECONNRESET. */
+int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
+
+/** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns their
+ * number: 0 with min 0 if there are none, fewer than `min` if no more are in flight. Each must be
+ * released, in any order. An answer may be a refusal: see its `error`. If the deadline passes
+ * (-ETIMEDOUT) the operations stay in flight: reap again. */
+int kvt_reap(struct kvt_client *client, struct kvt_result *ret_results, int min, int max);
+/** Free the list of an answer. Harmless twice, or for an answer without a list. */
+void kvt_result_release(struct kvt_client *client, struct kvt_result *result);
+
+/** Submit one and wait for its answer. Returns result->error; the result must be released when
+ * the return value is 0 (a failed one holds nothing). */
+int kvt_call(struct kvt_client *client, const struct kvt_request *request,
+	     struct kvt_result *ret_result);
+
+/** Blocking forms, without a root key (kvt_call() takes one), copying lists into the caller's
+ * arrays. Each `capacity` and `n` in pages; -ENOBUFS when too short: nothing done, *ret_n = needed.
+ *
+ * kvt_match() of 1,024 keys or more probes first, as kvt_probe(), and sends only the keys that the
+ * probe did not find; the answer is the same. */
+int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
+int kvt_lock(struct kvt_client *client, struct kvt_handle handle,
+	     struct kvt_lease *ret_lease, uint32_t *ret_pages, uint32_t capacity,
+	     uint32_t *ret_n);
+int kvt_unlock(struct kvt_client *client, struct kvt_lease lease, struct kvt_fence fence);
+int kvt_alloc(struct kvt_client *client, uint32_t n, uint32_t *ret_pages);
+int kvt_free(struct kvt_client *client, const uint32_t *pages, uint32_t n,
+	     struct kvt_fence fence);
+/** Cache pages for keys. `start` of node 0 = from the root. On return the answer names the
+ * duplicates; release it. */
+int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys, const uint32_t *pages, struct kvt_handle start,
+	       struct kvt_fence fence, uint32_t flags, struct kvt_result *ret_result);
+/** Forget the last page of a prefix and all behind it. `keys` NULL: the whole namespace. -EINVAL:
+ * an array of 0 keys. */
+int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	       uint32_t n_keys);
+int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
+int kvt_reset(struct kvt_client *client);
+int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
+
+/** Read the counters in shared memory, without the daemon and a round trip: for a scheduler that
+ * looks at them each step. They agree with each other, as of the end of some operation; those
+ * of this client's answered operations are in. Errors: -ENOTSUP the arena is withheld, -EAGAIN the
+ * daemon is inside a long operation (kvt_stats() waits for it), -ECONNRESET. */
+int kvt_counters_read(struct kvt_client *client, struct kvt_counters *ret_counters);
+
+/** Number of the session that sealed a cached page, to compare with kvt_client_info()->sealer: each
+ * session has another one, within 2^24 sessions. From shared memory if the arena is visible. 0: it
+ * is not known. Errors: -EINVAL the page is not cached, or there is no such page. */
+int kvt_page_sealer(struct kvt_client *client, uint32_t page, uint32_t *ret_sealer);
+
+/** Report a cached page whose KV is not what this client computed for its keys. Hold a lease on the
+ * page, else another may be there by now. Nothing happens to the page. The daemon logs who reports
+ * which page of which session, and counts it: suspected_pages, `kvtctl clients`.
+ * @ret_session  that of the sealer; 0: it has ended. May be NULL.
+ * Errors: -EINVAL the page is not cached, or there is no such page. */
+int kvt_page_suspect(struct kvt_client *client, uint32_t page, uint32_t *ret_session);
+
+/** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
+ * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
+ * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
+int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
+	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
+/** The same under a root key (struct kvt_request). */
+int kvt_probe_root(struct kvt_client *client, uint32_t namespace_id, uint64_t root_key,
+		   const uint32_t *keys, uint32_t n_keys, struct kvt_handle *ret_handle,
+		   uint32_t *ret_matched);
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif
+#endif
