@@ -17,10 +17,6 @@ int kvt_group_open(struct kvt_client *client, uint32_t n_ranks,
 	const struct kvt_message_group *answer = (const void *)client->packet;
 	int rc;
 
-	kvt_client_check_fork(client);
-	rc = kvt_client_usable(client);
-	if (rc != 0)
-		return rc;
 	if (token && !token->words[0] && !token->words[1])
 		return kvt_client_fail(client, -EINVAL, 0, "group: the token is all zeroes: choose "
 				       "128 bits that others cannot guess, or give none");

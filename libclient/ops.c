@@ -336,6 +336,10 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 	int64_t deadline_ns = control_deadline(client);
 	int rc;
 
+	kvt_client_check_fork(client);
+	rc = kvt_client_usable(client);
+	if (rc != 0)
+		return rc;
 	KVT_ASSERT(bytes + more_bytes <= KVT_MESSAGE_MAX);
 	head->magic = KVT_MESSAGE_MAGIC;
 	head->version = KVT_ABI;
@@ -416,10 +420,6 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 	const struct kvt_message_namespace *answer = (const void *)client->packet;
 	int rc;
 
-	kvt_client_check_fork(client);
-	rc = kvt_client_usable(client);
-	if (rc != 0)
-		return rc;
 	for (uint32_t i = 0; i < client->n_opened; i++) {
 		if (client->opened[i].open && client->opened[i].digest[0] == digest[0] &&
 		    client->opened[i].digest[1] == digest[1]) {
@@ -473,10 +473,6 @@ int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32
 	const struct kvt_message_namespace *answer = (const void *)client->packet;
 	int rc;
 
-	kvt_client_check_fork(client);
-	rc = kvt_client_usable(client);
-	if (rc != 0)
-		return rc;
 	if (!opened_here(client, namespace_id))
 		return not_opened(client, namespace_id);
 	rc = ask_namespace(client, &message);
@@ -505,10 +501,6 @@ int kvt_admin(struct kvt_client *client, struct kvt_message_admin *request, cons
 	size_t got;
 	int rc;
 
-	kvt_client_check_fork(client);
-	rc = kvt_client_usable(client);
-	if (rc != 0)
-		return rc;
 	if (payload_bytes > KVT_MESSAGE_MAX - sizeof(*request))
 		return kvt_client_fail(client, -E2BIG, 0, "admin payload of %zu bytes, at most %zu",
 				       payload_bytes, KVT_MESSAGE_MAX - sizeof(*request));
