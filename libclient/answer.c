@@ -19,14 +19,6 @@ _Static_assert(2 * (KVT_SEGMENT_BYTES_MAX / sizeof(struct kvt_cqe)) + 2 < 1u << 
 	       "a slot's number fits beside its generation");
 
 #define WORD(word) result->word = words->word;
-#define UNUSED(n)
-#define ANSWER(NAME, name, takes, flags, list, answer)                                   \
-	case KVT_OP_##NAME: {                                                             \
-		const struct kvt_answer_##name *words = &cqe->name;                       \
-		(void)words;                                                              \
-		answer                                                                    \
-		break;                                                                    \
-	}
 
 void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *cqe)
 {
@@ -36,7 +28,7 @@ void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *c
 		return;
 	}
 	switch (result->op) {
-		KVT_OPS(ANSWER, WORD, UNUSED)
+		KVT_OPS(KVT_ANSWER_CASE, WORD, KVT_NO_WORD)
 	default:
 		break;
 	}

@@ -4,6 +4,17 @@
 
 #include "libclient/state.h"
 
+/** Make a row of KVT_OPS() the case of a switch. It runs the row's W() for each word of the answer
+ * in `cqe`, which lies at `words`. */
+#define KVT_ANSWER_CASE(NAME, name, takes, flags, list, answer)                                   \
+	case KVT_OP_##NAME: {                                                                     \
+		const struct kvt_answer_##name *words = &cqe->name;                               \
+		(void)words;                                                                      \
+		answer                                                                            \
+		break;                                                                            \
+	}
+#define KVT_NO_WORD(n)
+
 /** Take one answer from a CQ that is not empty. Returns the slot of an answer for the caller, 0 if
  * the answer was the library's own, -EPROTO if it is impossible. */
 int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe);

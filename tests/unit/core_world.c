@@ -5,6 +5,7 @@
  * Inputs: a small configuration, key ranges, flags. Invariants, checked after each operation: clean
  * audit, counters that add up, no trace of a refusal. Callers: tests/unit/test_core_*.c. */
 
+#include "libclient/answer.h"
 #include "tests/lib/refusal.h"
 #include "tests/lib/zeroed.h"
 #include "tests/unit/core_world.h"
@@ -352,14 +353,6 @@ void raise_fence(struct client *client, uint8_t slot, uint64_t value)
 /* ---- one operation */
 
 #define WORD(word) answer->word = words->word;
-#define UNUSED(n)
-#define ANSWER(NAME, name, takes, flags, list, answer)                                   \
-	case KVT_OP_##NAME: {                                                             \
-		const struct kvt_answer_##name *words = &cqe->name;                       \
-		(void)words;                                                              \
-		answer                                                                    \
-		break;                                                                    \
-	}
 
 static void name_results(struct answer *answer, uint32_t op)
 {
@@ -367,7 +360,7 @@ static void name_results(struct answer *answer, uint32_t op)
 
 	answer->n_list = cqe->n_list;
 	switch (op) {
-		KVT_OPS(ANSWER, WORD, UNUSED)
+		KVT_OPS(KVT_ANSWER_CASE, WORD, KVT_NO_WORD)
 	}
 }
 
