@@ -11,6 +11,7 @@
 
 int kvt_area_init(struct kvt_area *area, uint32_t count, uint32_t max_taken)
 {
+	KVT_ASSERT(max_taken < UINT32_MAX);
 	area->holes = calloc((size_t)max_taken + 1, sizeof(*area->holes));
 	if (!area->holes)
 		return -ENOMEM;

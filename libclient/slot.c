@@ -6,6 +6,8 @@
 
 void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32_t number)
 {
+	KVT_ASSERT(number > 0 && number < client->n_slots);
+	KVT_ASSERT(!list->first == !list->last);
 	client->slots[number].next = 0;
 	if (list->last)
 		client->slots[list->last].next = number;
@@ -41,7 +43,7 @@ void kvt_slot_free(struct kvt_client *client, uint32_t number)
 {
 	struct kvt_slot *slot = &client->slots[number];
 
-	KVT_ASSERT(slot->state != KVT_SLOT_FREE);
+	KVT_ASSERT(number > 0 && slot->state != KVT_SLOT_FREE);
 	kvt_area_give(&client->keys, slot->keys);
 	kvt_area_give(&client->list, slot->list);
 	slot->keys.n = slot->list.n = 0;
