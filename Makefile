@@ -88,11 +88,13 @@ $(O)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(MODE))' | cmp -s - $@ || echo '$(subst ','\'',$(MODE))' > $@
 
-$(COMMIT_OBJ): CFLAGS_shm := -include $(O)/commit.h
+$(COMMIT_OBJ): CFLAGS_shm := -include $(abspath $(O))/commit.h
 $(COMMIT_OBJ): $(O)/commit.h
+# A copy of the sources without .git that packs another build keeps what that one says.
 $(O)/commit.h: FORCE
 	@mkdir -p $(@D)
-	@commit=$$([ ! -e .git ] || GIT_OPTIONAL_LOCKS=0 git describe --always --dirty \
+	@[ -e .git ] || [ ! -e $@ ] || exit 0; \
+	commit=$$([ ! -e .git ] || GIT_OPTIONAL_LOCKS=0 git describe --always --dirty \
 		--exclude='*' 2>/dev/null); \
 	text="#define KVT_COMMIT \"$${commit:+ ($$commit)}\""; \
 	echo "$$text" | cmp -s - $@ || echo "$$text" >$@

@@ -44,7 +44,7 @@ BENCH_CUDA_SRC := bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh bench/att
 $(O)/cuda.h: $(CUDA_SRC) $(BENCH_CUDA_SRC)
 $(addprefix $(O)/obj/,kernels/cuda_images.o bench/attn/gpu.o): $(O)/cuda.h
 $(addprefix $(O)/obj/,kernels/cuda_images.o bench/attn/gpu.o): \
-	CFLAGS_kernels_isa := -include $(O)/cuda.h
+	CFLAGS_kernels_isa := -include $(abspath $(O))/cuda.h
 ifeq ($(NVCC),none)
 $(O)/cuda.h: $(if $(wildcard $(CUDA_IMAGES)/sm_80.cubin),,FORCE)
 	@mkdir -p $(@D)

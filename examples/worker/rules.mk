@@ -25,7 +25,7 @@ WORKER_CUDA_SRC := examples/worker/compute_kernels.cu examples/worker/compute_ke
 	kernels/convert.h include/kvt_kernels.h
 $(O)/cuda.h: $(WORKER_CUDA_SRC)
 $(O)/obj/examples/worker/compute_images.o: $(O)/cuda.h
-$(O)/obj/examples/worker/compute_images.o: CFLAGS_examples := -include $(O)/cuda.h
+$(O)/obj/examples/worker/compute_images.o: CFLAGS_examples := -include $(abspath $(O))/cuda.h
 ifneq ($(WORKER_CUDA),)
 WORKER_IMAGES := $(addprefix $(CUDA_IMAGES)/worker_,sm_80.cubin sm_90a.cubin compute_80.ptx)
 $(WORKER_IMAGES): $(CUDA_IMAGES)/worker_%: $(WORKER_CUDA_SRC)
