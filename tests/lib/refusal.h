@@ -11,8 +11,9 @@
 
 #include "daemon/core/state.h"
 
-/** Blank in a copy of both what a refusal may change: its own counts, and places in the expiry
- * heap, which drops detached nodes before any operation. */
+/** Blank in a copy of both what a refusal may change: its own counts; places in the expiry heap,
+ * which drops detached nodes before any operation; and hints, which a BEGIN that looks for whom to
+ * wait refreshes. */
 static inline void refusal_blank(const struct kvt_core_config *config, void *arena, void *ledger)
 {
 	struct kvt_arena_header *header = arena;
@@ -23,7 +24,7 @@ static inline void refusal_blank(const struct kvt_core_config *config, void *are
 		(void *)((char *)arena + header->sections[KVT_SECTION_NODES].offset);
 
 	for (uint32_t id = 0; id < config->max_nodes; id++)
-		nodes[id].expiry_at = 0;
+		nodes[id].expiry_at = nodes[id].announcer = 0;
 	header->mutation = 0;
 	header->counters.operations = 0;
 	header->counters.violations = 0;
