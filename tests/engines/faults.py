@@ -20,14 +20,24 @@ def bits(part):
     return part.view(torch.int32 if part.itemsize == 4 else torch.int16)
 
 
+def snapshot(observer):
+    """The bits of all pages, for changed()."""
+    return [bits(part).clone() for part in layers(observer)]
+
+
+def changed(before, observer):
+    """Pages that are not as in a snapshot, but for page 0, which is nobody's."""
+    return {page for was, part in zip(before, layers(observer))
+            for page in range(1, len(part)) if not was[page].equal(bits(part)[page])}
+
+
 def sealed_by(daemon, engine, text):
     """The pages that an engine computes of a prompt, in order, and what it generates."""
     with daemon.connect(any_geometry=True) as observer:
-        before = [bits(part).clone() for part in layers(observer)]
+        before = snapshot(observer)
         tokens = engine.generate(text)[0]["tokens"]
-        changed = {page for was, part in zip(before, layers(observer))
-                   for page in range(1, len(part)) if not was[page].equal(bits(part)[page])}
-    found = [(json.loads(daemon.kvtctl("--json", "page", str(page))), page) for page in changed]
+        pages = changed(before, observer)
+    found = [(json.loads(daemon.kvtctl("--json", "page", str(page))), page) for page in pages]
     return [page for _, page in sorted(
         (row["position"], page) for row, page in found if row["state"] == "cached")][
             :len(text) // PAGE], tokens

@@ -7,7 +7,7 @@ own choice. In a shared pool these are pages of others."""
 import pytest
 from conftest import PAGE, STARTS
 from engine import expect_nothing_held
-from faults import bits, layers
+from faults import bits, changed, layers, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def full(daemon):
                 values = bits(part)
                 values[1:] = torch.arange(i, i + values[1:].numel()).reshape(values[1:].shape)
             seq.commit(len(keys))
-        yield client, space, keys, [bits(part).clone() for part in layers(client)]
+        yield client, space, keys, snapshot(client)
 
 
 @pytest.mark.parametrize("options", STARTS.values(), ids=STARTS)
@@ -35,5 +35,4 @@ def test_starting_an_engine_changes_no_cached_page(options, daemon, full, start)
         engine.kill()
         expect_nothing_held(daemon)
     assert space.match(keys).positions == len(keys)
-    assert not [page for was, part in zip(before, layers(client))
-                for page in range(1, len(part)) if not was[page].equal(bits(part)[page])]
+    assert not changed(before, client)

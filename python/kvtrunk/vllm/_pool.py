@@ -129,8 +129,8 @@ class WorkerPool:
             refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
         (n_blocks, heads, size, both), dtype = shapes.pop()
         kv_layout, kv_order = page_layout(layout, backend, latent)
-        ours = Geometry(len(names), heads, both if latent else both // 2, _DTYPES.get(dtype, str(dtype)), kv_layout,
-                        kv_order)
+        ours = Geometry(len(names), heads, both if latent else both // 2,
+                        _DTYPES.get(dtype, str(dtype)), kv_layout, kv_order)
         theirs = info.geometry
         if theirs is None and kv_order != "page":
             refuse("the daemon knows page_bytes only, and this engine spreads a page over the pool, a "
