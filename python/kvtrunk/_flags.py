@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import NamedTuple
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
 CPU_DAEMON = ["--coalesce-patience-ms=30000"]
 """Options of a daemon for engines on CPUs."""
 CPU_DAEMON_WHY = ("# a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
                   "twice")
+
+
+class Commands(NamedTuple):
+    """What to start for a model, as words."""
+
+    daemon: list[str]
+    variables: list[str]
+    """Of an engine's environment."""
+    engine: list[str]
 
 
 def device() -> str:

@@ -27,9 +27,10 @@ def size_of(text: str) -> int:
     return int(float(text[:-1] if scale > 1 else text) * scale)
 
 
-def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
-          ranks: int = 1) -> tuple[str, str]:
-    """Two commands: the daemon's, and an engine's. ValueError: the pool is too small."""
+def commands(model: str, page_size: int, pool: int, kv_type: Optional[str],
+             ranks: int = 1) -> _flags.Commands:
+    """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
+    is not here."""
     command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
     command += [f"--kv-type={kv_type}"] if kv_type else []
     command += [f"--tensor-parallel={ranks}"] if ranks > 1 else []
@@ -45,16 +46,34 @@ def flags(model: str, page_size: int, pool: int, kv_type: Optional[str],
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
     # Engines on a device are refused so far.
-    daemon = " ".join(["kvtrunkd", *_flags.daemon(), *_flags.CPU_DAEMON, *options,
-                       "--kv-layout=nhd", "--kv-order=layer", f"--n-pages={n_pages}",
-                       "--max-private-pages=0"])
+    daemon = ["kvtrunkd", *_flags.daemon(), *_flags.CPU_DAEMON, *options, "--kv-layout=nhd",
+              "--kv-order=layer", f"--n-pages={n_pages}", "--max-private-pages=0"]
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    engine = (f"python -m sglang.launch_server --model-path {model} "
-              f"--radix-cache-backend {NAME} --page-size {page_size} "
-              f"--max-total-tokens {(n_pages - 1) * page_size} "
-              f"--dtype {types.get(values['kv-type'], 'auto')}")
-    engine += f" --tp-size {ranks}" if ranks > 1 else ""
-    return daemon, engine
+    engine = ["python", "-m", "sglang.launch_server", "--model-path", model,
+              "--radix-cache-backend", NAME, "--page-size", str(page_size),
+              "--max-total-tokens", str((n_pages - 1) * page_size),
+              "--dtype", types.get(values["kv-type"], "auto")]
+    engine += ["--tp-size", str(ranks)] if ranks > 1 else []
+    cpus = "|".join(_flags.cpu_shares(2, ranks)[0])
+    variables = [*_flags.engine_environment(), "SGLANG_USE_CPU_ENGINE=1",
+                 f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
+    return _flags.Commands(daemon, variables, engine)
+
+
+def flags(arguments: argparse.Namespace) -> int:
+    """Print what to start."""
+    try:
+        daemon, variables, engine = commands(arguments.model, arguments.page_size,
+                                             size_of(arguments.pool), arguments.kv_type,
+                                             arguments.tp_size)
+    except (ValueError, OSError) as error:
+        print(f"flags: {error}", file=sys.stderr)
+        return 1
+    second = "|".join(_flags.cpu_shares(2, arguments.tp_size)[1])
+    print(f"# the daemon, once\n{_flags.CPU_DAEMON_WHY}\n{shlex.join(daemon)}\n# each engine; of "
+          f"two, the second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}")
+    print(shlex.join(["env", *variables, *engine]))
+    return 0
 
 
 def _doctor_sglang(report: _doctor.Report) -> None:
@@ -112,18 +131,7 @@ def main() -> int:
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
     arguments = parser.parse_args()
     if arguments.command == "flags":
-        try:
-            daemon, engine = flags(arguments.model, arguments.page_size, size_of(arguments.pool),
-                                   arguments.kv_type, arguments.tp_size)
-        except (ValueError, OSError) as error:
-            print(f"flags: {error}", file=sys.stderr)
-            return 1
-        first, second = ("|".join(share) for share in _flags.cpu_shares(2, arguments.tp_size))
-        print(f"# the daemon, once\n{_flags.CPU_DAEMON_WHY}\n{daemon}\n# each engine; of two, the "
-              f"second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}")
-        print(shlex.join(["env", *_flags.engine_environment(), "SGLANG_USE_CPU_ENGINE=1",
-                          f"SGLANG_CPU_OMP_THREADS_BIND={first}"]), engine)
-        return 0
+        return flags(arguments)
     return doctor(arguments.socket)
 
 

@@ -58,8 +58,8 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
     return [*options, "--backend=cuda-vmm"]
 
 
-def flags(arguments: argparse.Namespace) -> int:
-    """Print what to start."""
+def commands(arguments: argparse.Namespace) -> _flags.Commands:
+    """What to start. SystemExit: the model cannot be shared, or is not here."""
     on_cpu = arguments.device == "cpu"
     if on_cpu and arguments.block_size % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
@@ -85,6 +85,18 @@ def flags(arguments: argparse.Namespace) -> int:
     if arguments.kv_cache_dtype != "auto":
         engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
             "fp16", "float16")]
+    variables = _flags.engine_environment()
+    if on_cpu:
+        # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
+        threads = len(os.sched_getaffinity(0)) // (2 * arguments.tensor_parallel_size)
+        variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]
+    return _flags.Commands(daemon, variables, engine)
+
+
+def flags(arguments: argparse.Namespace) -> int:
+    """Print what to start."""
+    daemon, variables, engine = commands(arguments)
+    on_cpu = arguments.device == "cpu"
     print("# the daemon, once")
     if on_cpu:
         print(_flags.CPU_DAEMON_WHY)
@@ -92,11 +104,7 @@ def flags(arguments: argparse.Namespace) -> int:
     print("# each engine; it takes no KV memory of its own")
     if on_cpu and LATENT in daemon:
         print("# on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
-    variables = _flags.engine_environment()
     if on_cpu:
-        # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
-        threads = len(os.sched_getaffinity(0)) // (2 * arguments.tensor_parallel_size)
-        variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]
         print("# threads for two engines on these CPUs: more than there are cores make requests slow")
     print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0

@@ -28,10 +28,10 @@ def geometry(**more):
 
 def printed(folder, pool, n_ranks=1):
     """Options of a daemon, and the command of an engine, that `flags` prints for a model."""
-    daemon_line, command = __main__.flags(str(folder), PAGE, pool, None, n_ranks)
-    options = dict(word[2:].split("=", 1) for word in shlex.split(daemon_line)[1:]
-                   if "=" in word)
-    return {name.replace("-", "_"): value for name, value in options.items()}, command
+    daemon, _, engine = __main__.commands(str(folder), PAGE, pool, None, n_ranks)
+    options = dict(word[2:].split("=", 1) for word in daemon[1:] if "=" in word)
+    return ({name.replace("-", "_"): value for name, value in options.items()},
+            shlex.join(engine))
 
 
 class Engine(engine.Engine):
