@@ -20,7 +20,6 @@ static const struct {
 	const char *why;
 } known[] = {
 	{ "block_configs", "its layers differ: each has heads of its own, or none" },
-	{ "attention_chunk_size", "its attention is chunked: only full attention is supported" },
 	{ "index_head_dim", "its attention is sparse: an index lies beside the KV, for which the "
 			    "pages have no place" },
 	{ "cross_attention_layers", "some of its layers attend to images, and have no KV of "
@@ -53,7 +52,8 @@ static const char *const suspicious[] = {
 /* Fields with such names that change none of it, or are read elsewhere. */
 static const char *const harmless[] = {
 	"_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
-	"add_qkv_bias", "attention_bias", "attention_dropout", "attention_dropout_prob",
+	"_sliding_window_pattern", "add_qkv_bias", "attention_bias", "attention_chunk_size",
+	"attention_dropout", "attention_dropout_prob",
 	"attention_multiplier", "attention_out_bias", "attention_probs_dropout_prob",
 	"attention_qkv_bias", "attention_softmax_in_fp32", "attn_dropout", "attn_dropout_prob",
 	"attn_implementation",
@@ -63,8 +63,8 @@ static const char *const harmless[] = {
 	"multi_query_group_num", "n_head_kv", "num_attention_heads", "num_kv_heads",
 	"parallel_attn", "pre_allocate_kv_cache", "qkv_bias", "reorder_and_upcast_attn",
 	"scale_attention_softmax_in_fp32", "scale_attn_by_inverse_layer_idx",
-	"scale_attn_weights", "sliding_window", "use_flash_attn", "use_logn_attn",
-	"use_sliding_window",
+	"scale_attn_weights", "sliding_window", "sliding_window_pattern", "use_flash_attn",
+	"use_logn_attn", "use_sliding_window",
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -99,12 +99,20 @@ static bool is_suspicious(const char *name)
 	return false;
 }
 
-/* True for the two names of attention over all positions. */
+static bool is(const json_t *type, const char *name)
+{
+	return json_is_string(type) && strcmp(json_string_value(type), name) == 0;
+}
+
+/* True for the two names of attention to the last positions only. */
+static bool has_window(const json_t *type)
+{
+	return is(type, "sliding_attention") || is(type, "chunked_attention");
+}
+
 static bool attends(const json_t *type)
 {
-	const char *name = json_string_value(type);
-
-	return name && (strcmp(name, "full_attention") == 0 || strcmp(name, "attention") == 0);
+	return is(type, "full_attention") || is(type, "attention") || has_window(type);
 }
 
 /* True if each layer is listed as attention: the fields of states have no layer to describe, as in
@@ -121,22 +129,19 @@ static bool no_layer_keeps_a_state(const json_t *text)
 	return n > 0 && json_array_size(types) == (size_t)n;
 }
 
-/* Check the type that each layer is given. */
+/* Refuse layers of a type that is not attention. */
 static int check_layers(const json_t *text, char *why, size_t why_bytes)
 {
 	const json_t *types = json_object_get(text, "layer_types");
 	const json_t *numbers = json_object_get(text, "attn_type_list"), *type;
-	bool windows_listed = json_is_array(types);
 	size_t i;
 
 	json_array_foreach(types, i, type) {
 		const char *name = json_is_string(type) ? json_string_value(type) : "unknown";
 
-		if (strcmp(name, "attention") == 0)
-			windows_listed = false;
 		if (!attends(type)) {
-			snprintf(why, why_bytes, "layer %zu is of type %.40s: only full attention "
-				 "is supported", i, name);
+			snprintf(why, why_bytes, "layer %zu is of type %.40s: only attention is "
+				 "supported", i, name);
 			return -EINVAL;
 		}
 	}
@@ -146,18 +151,28 @@ static int check_layers(const json_t *text, char *why, size_t why_bytes)
 				 "cannot be shared by prefix", i);
 			return -EINVAL;
 		}
-	if (!windows_listed && says(json_object_get(text, "sliding_window")) &&
-	    !json_is_false(json_object_get(text, "use_sliding_window"))) {
-		snprintf(why, why_bytes, "its attention has a sliding window: only full attention "
-			 "is supported");
-		return -EINVAL;
-	}
 	return 0;
+}
+
+bool kvt_attention_has_windows(const json_t *text)
+{
+	const json_t *types = json_object_get(text, "layer_types"), *type;
+	bool listed = json_array_size(types) != 0;
+	size_t i;
+
+	json_array_foreach(types, i, type) {
+		if (has_window(type))
+			return true;
+		if (!is(type, "full_attention"))
+			listed = false;
+	}
+	return says(json_object_get(text, "attention_chunk_size")) ||
+	       (!listed && says(json_object_get(text, "sliding_window")) &&
+		!json_is_false(json_object_get(text, "use_sliding_window")));
 }
 
 int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_t why_bytes)
 {
-	const json_t *type = json_object_get(text, "model_type");
 	bool no_state = no_layer_keeps_a_state(text);
 	const char *name;
 	json_t *value;
@@ -167,7 +182,7 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 			 "than the tokens before");
 		return -EINVAL;
 	}
-	if (json_is_string(type) && strcmp(json_string_value(type), "longcat_flash") == 0) {
+	if (is(json_object_get(text, "model_type"), "longcat_flash")) {
 		snprintf(why, why_bytes, "each of its layers has two attentions, and KV for both");
 		return -EINVAL;
 	}

@@ -27,6 +27,17 @@ static const char *const width_names[] = { "hidden_size", "n_embd", "n_embed", "
 static const char *const dtype_names[] = { "dtype", "torch_dtype", NULL };
 static const char *const inner_names[] = { "text_config", "llm_config", "language_config", NULL };
 
+/* Shapes that families of models take for granted where config.json leaves them out. */
+static const struct {
+	const char *type;
+	uint32_t heads;
+	uint32_t kv_heads;
+	uint32_t head_dim;
+} families[] = {
+	{ "gemma2", 8, 4, 256 },
+	{ "gemma3_text", 8, 4, 256 },
+};
+
 struct model {
 	const char *command;
 	const char *path;
@@ -106,7 +117,7 @@ static int load(struct model *model)
 }
 
 /* Refuse models whose KV is not K and V of each head, or one latent row, for each position. */
-static int only_full_attention(const struct model *model)
+static int only_attention(const struct model *model)
 {
 	char why[256];
 
@@ -115,49 +126,84 @@ static int only_full_attention(const struct model *model)
 	return 0;
 }
 
-/* MLA: the latent and the rotated part of K of all heads, one behind the other. */
+static bool is_of(const struct model *model, const char *type)
+{
+	const char *name = json_string_value(json_object_get(model->text, "model_type"));
+
+	return name && strcmp(name, type) == 0;
+}
+
+/* MLA: the latent and the rotated part of K of all heads, one behind the other. vLLM runs MiniCPM3
+ * without it: each head has K, of a plain and a rotated part, and V, padded to as many. */
 static int read_latent(const struct model *model, struct kvt_pool_geometry *geometry)
 {
 	static const char *const latent_names[] = { "kv_lora_rank", NULL };
+	static const char *const plain_names[] = { "qk_nope_head_dim", NULL };
 	static const char *const rotated_names[] = { "qk_rope_head_dim", NULL };
-	uint32_t latent = 0, rotated = 0;
+	bool whole = is_of(model, "minicpm3");
+	uint32_t first_part = 0, rotated = 0;
 
-	if (number(model, latent_names, KVT_MAX_HEAD_DIM, &latent) ||
-	    number(model, rotated_names, KVT_MAX_HEAD_DIM - latent, &rotated))
+	if (number(model, whole ? plain_names : latent_names, KVT_MAX_HEAD_DIM, &first_part) ||
+	    number(model, rotated_names, KVT_MAX_HEAD_DIM - first_part, &rotated))
 		return -EINVAL;
-	if (!rotated)
-		return wrong(model, "it has kv_lora_rank, but no qk_rope_head_dim");
+	if (!first_part || !rotated)
+		return wrong(model, "it has kv_lora_rank, but no %s",
+			     rotated ? plain_names[0] : rotated_names[0]);
+	geometry->head_dim = first_part + rotated;
+	if (whole)
+		return 0;
 	geometry->layout = KVT_LAYOUT_LATENT;
 	geometry->n_kv_heads = 1;
-	geometry->head_dim = latent + rotated;
+	return 0;
+}
+
+/* K and V of each head: as many elements. */
+static int read_dims(const struct model *model, uint32_t heads, struct kvt_pool_geometry *geometry)
+{
+	static const char *const v_names[] = { "v_head_dim", NULL };
+	uint32_t width = 0, v_dim = 0;
+
+	if (number(model, width_names, 1 << 30, &width) ||
+	    number(model, dim_names, KVT_MAX_HEAD_DIM, &geometry->head_dim) ||
+	    number(model, v_names, KVT_MAX_HEAD_DIM, &v_dim))
+		return -EINVAL;
+	if (!geometry->head_dim && width % heads == 0)
+		geometry->head_dim = width / heads;
+	if (!geometry->head_dim)
+		return wrong(model, "it has neither head_dim nor a hidden_size that is a multiple "
+			     "of its %u heads", heads);
+	if (v_dim && v_dim != geometry->head_dim)
+		return wrong(model, "a head's K has %u elements and its V %u: the pages have as "
+			     "many of each (v_head_dim)", geometry->head_dim, v_dim);
 	return 0;
 }
 
 static int read_shape(const struct model *model, struct kvt_pool_geometry *geometry)
 {
-	uint32_t heads = 0, width = 0;
+	uint32_t heads = 0;
 
+	for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
+		if (!is_of(model, families[i].type))
+			continue;
+		heads = families[i].heads;
+		geometry->n_kv_heads = families[i].kv_heads;
+		geometry->head_dim = families[i].head_dim;
+	}
 	if (number(model, layers_names, KVT_MAX_LAYERS, &geometry->n_layers) ||
-	    number(model, heads_names, 1 << 20, &heads) ||
-	    number(model, width_names, 1 << 30, &width) ||
-	    number(model, dim_names, KVT_MAX_HEAD_DIM, &geometry->head_dim))
+	    number(model, heads_names, 1 << 20, &heads))
 		return -EINVAL;
 	if (!geometry->n_layers || !heads)
 		return wrong(model, "not the config.json of a language model: it lacks %s",
 			     geometry->n_layers ? heads_names[0] : layers_names[0]);
-	geometry->n_kv_heads = heads;
+	if (!geometry->n_kv_heads)
+		geometry->n_kv_heads = heads;
 	if (has(model, "multi_query") && !has(model, "new_decoder_architecture"))
 		geometry->n_kv_heads = 1;
 	else if (number(model, kv_heads_names, KVT_MAX_KV_HEADS, &geometry->n_kv_heads))
 		return -EINVAL;
 	if (has(model, "kv_lora_rank"))
 		return read_latent(model, geometry);
-	if (!geometry->head_dim && width % heads == 0)
-		geometry->head_dim = width / heads;
-	if (!geometry->head_dim)
-		return wrong(model, "it has neither head_dim nor a hidden_size that is a multiple "
-			     "of its %u heads", heads);
-	return 0;
+	return read_dims(model, heads, geometry);
 }
 
 /* Read --kv-type. */
@@ -209,7 +255,7 @@ static int split(const struct model *model, uint64_t ranks, struct kvt_pool_geom
 }
 
 static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *geometry,
-		uint32_t page_size, uint64_t ranks)
+		uint32_t page_size, uint64_t ranks, bool windows)
 {
 	uint64_t page_bytes = kvt_pool_geometry_page_bytes(geometry, page_size);
 	struct kvt_json json = { .comma = false };
@@ -227,6 +273,7 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 		kvt_json_u64(&json, "page_size", page_size);
 		kvt_json_u64(&json, "n_slabs", ranks);
 		kvt_json_u64(&json, "page_bytes", page_bytes);
+		kvt_json_bool(&json, "windows", windows);
 		kvt_json_format(&json, "fingerprint", "kv=%s;layout=%s", text.kv_type, text.layout);
 		kvt_json_close(&json, '}');
 		return kvt_admin_print(&json);
@@ -244,6 +291,10 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 		(unsigned long long)((1ull << 30) / page_bytes * page_size),
 		ranks > 1 ? " of each rank" : "", text.kv_type,
 		text.layout);
+	if (windows)
+		fprintf(stderr, "some layers have windows: let engines keep all positions in them, "
+			"vLLM by --disable-hybrid-kv-cache-manager, SGLang by "
+			"--disable-hybrid-swa-memory\n");
 	return KVT_EXIT_OK;
 }
 
@@ -268,11 +319,12 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 	    (type && read_wanted_type(admin, type, &geometry.type)))
 		return KVT_EXIT_USAGE;
 	model.path = path;
-	if (load(&model) == 0 && only_full_attention(&model) == 0 &&
+	if (load(&model) == 0 && only_attention(&model) == 0 &&
 	    read_shape(&model, &geometry) == 0 &&
 	    (type || read_weights_type(&model, &geometry.type) == 0) &&
 	    split(&model, ranks, &geometry) == 0)
-		status = show(admin, &geometry, (uint32_t)page_size, ranks);
+		status = show(admin, &geometry, (uint32_t)page_size, ranks,
+			      kvt_attention_has_windows(model.text));
 	json_decref(model.root);
 	return status;
 }
