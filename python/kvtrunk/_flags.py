@@ -2,9 +2,13 @@
 """What the flags commands of all engines have in common: what this machine has."""
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import subprocess
 from typing import NamedTuple
+
+from .testing import program
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
 CPU_DAEMON = ["--coalesce-patience-ms=30000"]
@@ -44,6 +48,14 @@ def _folder() -> pathlib.Path:
         return RUNTIME
     own = os.environ.get("XDG_RUNTIME_DIR")
     return pathlib.Path(own, "kvtrunk") if own else pathlib.Path(f"/tmp/kvtrunk-{os.getuid()}")
+
+
+def has_windows(folder: pathlib.Path) -> bool:
+    """Whether layers of a model that kvtctl accepts have windows or chunks. Then engines need an
+    option to keep all positions."""
+    said = subprocess.run([program("kvtctl"), "--json", "geometry", str(folder), "--kv-type=bf16"],
+                          check=True, capture_output=True, text=True).stdout
+    return bool(json.loads(said)["windows"])
 
 
 def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:

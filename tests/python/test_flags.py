@@ -15,9 +15,9 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hid
           "vocab_size": 100, "torch_dtype": "bfloat16"}
 
 
-def printed(tmp_path, engine, *options):
-    """Words of the daemon's command and of the engine's."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+def printed(tmp_path, engine, *options, **fields):
+    """Words of the daemon's command and of the engine's, for a model with other fields."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **fields}))
     said = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(tmp_path),
                            *options], check=True, capture_output=True, text=True).stdout
     return [shlex.split(line) for line in said.splitlines() if not line.startswith("#")]
@@ -44,6 +44,14 @@ def test_engines_on_cpus_are_waited_for_longer_than_a_chunk(tmp_path, engine):
 def test_engines_on_a_device_need_no_patience(tmp_path):
     daemon, _ = printed(tmp_path, "vllm", "--device=cuda")
     assert not any("patience" in word for word in daemon)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_vllm_keeps_all_positions_of_a_model_with_windows(tmp_path, device):
+    for window in (None, 4096):
+        daemon, engine = printed(tmp_path, "vllm", f"--device={device}", sliding_window=window)
+        assert "--n-layers=2" in daemon
+        assert ("--disable-hybrid-kv-cache-manager" in engine) == (window is not None)
 
 
 def test_flags_name_a_folder_that_can_be_written(tmp_path, monkeypatch):

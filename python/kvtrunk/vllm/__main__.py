@@ -78,6 +78,8 @@ def commands(arguments: argparse.Namespace) -> _flags.Commands:
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(arguments.pool_bytes),
               "--kv-transfer-config", TRANSFER]
+    if _flags.has_windows(folder):
+        engine.append("--disable-hybrid-kv-cache-manager")
     if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
     if arguments.tensor_parallel_size > 1:

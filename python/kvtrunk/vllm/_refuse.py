@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, NoReturn
 
 NAME = "KvtrunkConnector"
+_KEEP = ("drop positions that the pages must keep: set --disable-hybrid-kv-cache-manager, in all "
+         "engines of this model")
+_WINDOWS = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 
 
 class Refused(ValueError):
@@ -19,6 +22,26 @@ def refuse(why: str) -> NoReturn:
 def _other_connector(config: Any) -> bool:
     transfer = config.kv_transfer_config
     return bool(transfer.kv_connector != NAME or config.cache_config.kv_offloading_size)
+
+
+def _unequal_k_and_v(config: Any) -> bool:
+    text = config.model_config.hf_text_config
+    if getattr(text, "kv_lora_rank", None):  # MLA, or V is padded
+        return False
+    v_dim = getattr(text, "v_head_dim", None)
+    return v_dim is not None and v_dim != config.model_config.get_head_size()
+
+
+def _drops_positions(config: Any) -> bool:
+    """Whether vLLM frees blocks behind the windows or chunks of some layers."""
+    model, text = config.model_config, config.model_config.hf_text_config
+    if config.scheduler_config.disable_hybrid_kv_cache_manager:
+        return False
+    if getattr(text, "attention_chunk_size", None):
+        return True
+    # With one window in all layers there is one group of blocks, of which we free none.
+    return (model.get_sliding_window() is not None and config.cache_config.sliding_window is None
+            and "sliding_attention" in (getattr(text, "layer_types", None) or ()))
 
 
 Rule = tuple[Callable[[Any], Any], str]
@@ -37,10 +60,10 @@ MODELS: tuple[Rule, ...] = (
      "--kv-transfer-config for this model"),
     (lambda c: getattr(c.model_config.hf_text_config, "num_kv_shared_layers", None),
      "layers that share KV are not supported: remove --kv-transfer-config for this model"),
-    (lambda c: getattr(c.model_config.hf_text_config, "attention_chunk_size", None),
-     "layers with chunked attention are not supported: remove --kv-transfer-config for this model"),
-    (lambda c: c.model_config.get_sliding_window() is not None,
-     "layers with a sliding window are not supported: remove --kv-transfer-config for this model"),
+    (_unequal_k_and_v,
+     "heads whose K and V differ in size have no place in the pages: remove --kv-transfer-config "
+     "for this model"),
+    (_drops_positions, f"layers with windows or chunks {_KEEP}"),
 )
 """What is wrong with the model. They come first: vLLM sets some options by itself for such models."""
 
@@ -134,13 +157,15 @@ def check_groups(kv_cache_config: Any, info: Any) -> None:
     """Refused: by vLLM's plan of its KV."""
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec"):
-        refuse(f"only models with full attention in all layers are supported, this one has "
+    if len(kinds) > 1 and set(kinds) <= {"FullAttentionSpec", *_WINDOWS}:
+        refuse(f"vLLM plans layers that {_KEEP}")
+    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec", *_WINDOWS):
+        refuse(f"only models whose layers keep KV of the same shape are supported, this one has "
                f"{len(groups)} groups of {', '.join(kinds)}: remove --kv-transfer-config for it")
     spec = groups[0].kv_cache_spec
-    if spec.sliding_window is not None or spec.attention_chunk_size is not None or spec.non_causal:
-        refuse("layers with a window, chunks or non-causal attention are not supported: remove "
-               "--kv-transfer-config for this model")
+    if getattr(spec, "non_causal", False):
+        refuse("layers with non-causal attention are not supported: remove --kv-transfer-config for "
+               "this model")
     if spec.block_size != info.page_size or kv_cache_config.num_blocks != info.n_pages:
         refuse(f"vLLM plans {kv_cache_config.num_blocks} blocks of {spec.block_size}, the daemon has "
                f"{info.n_pages} pages of {info.page_size}: start vLLM with --block-size "

@@ -54,10 +54,11 @@ class Checked(KVConnectorWorkerMetadata):
 
 class Proof(KVConnectorHandshakeMetadata):
     """What a worker tells EngineCore when its KV tensors are proved to lie in the pool: what
-    computes their KV."""
+    computes their KV, and the window or chunk of each layer, 0 for none."""
 
-    def __init__(self, backend: str, isa: str) -> None:
+    def __init__(self, backend: str, isa: str, windows: list[int]) -> None:
         self.made_by = (backend, isa)
+        self.windows = windows
 
 
 class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
@@ -119,9 +120,11 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Prove that they lie in the pool."""
         layers = self._config.compilation_config.static_forward_context
-        kinds = set()
+        kinds, windows = set(), []
         for name in kv_caches:
             layer = layers[name]
+            windows.append(getattr(layer, "sliding_window", None) or getattr(
+                layer, "attention_chunk_size", None) or 0)
             if getattr(layer, "kv_sharing_target_layer_name", None):
                 refuse("layers that share KV are not supported: remove --kv-transfer-config for "
                        "this model")
@@ -132,7 +135,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         backend, isa, latent = kinds.pop()
         self._pool.prove(kv_caches, self._layout, backend, latent)
         self._pool.set_bounds(self._config.model_config)
-        self._proof = Proof(backend, isa)
+        self._proof = Proof(backend, isa, windows)
 
     def get_handshake_metadata(self) -> Optional[Proof]:
         """vLLM carries it to set_xfer_handshake_metadata()."""
@@ -206,6 +209,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, engine.name, self._layout, backend, isa)
+        windows = [proof.windows for proof in metadata.values() if isinstance(proof, Proof)][0]
+        if any(windows):
+            logger.info("kvtrunk: %d of %d layers have windows of %d tokens, and keep all tokens",
+                        sum(map(bool, windows)), len(windows), max(windows))
 
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:

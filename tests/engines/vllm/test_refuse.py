@@ -27,6 +27,9 @@ def config(tmp_path_factory):
                       kv_transfer_config=TRANSFER).create_engine_config()
 
 
+SWITCH = "--disable-hybrid-kv-cache-manager"
+
+
 def changed(config, path, value):
     """A copy of a configuration with one field set."""
     made = copy.copy(config)
@@ -44,7 +47,7 @@ def of_model(config, name, value):
     plain = {each: getattr(config.model_config, each) for each in (
         "runner_type", "enable_sleep_mode", "use_mla", "is_hybrid", "is_attention_free",
         "is_encoder_decoder", "is_multimodal_model", "multimodal_config", "get_sliding_window",
-        "hf_text_config")}
+        "get_head_size", "hf_text_config")}
     made = copy.copy(config)
     object.__setattr__(made, "model_config", types.SimpleNamespace(**{**plain, name: value}))
     return made
@@ -93,13 +96,31 @@ def test_refused(config, path, value, says):
 @pytest.mark.parametrize("kind,value,says", [
     ("is_hybrid", True, "keep a state"), ("is_attention_free", True, "keep a state"),
     ("hf_text_config", types.SimpleNamespace(index_topk=2048), "index of sparse attention"),
-    ("is_encoder_decoder", True, "encoder"),
-    ("get_sliding_window", lambda: 128, "sliding window")])
+    ("hf_text_config", types.SimpleNamespace(v_head_dim=48), "K and V differ in size"),
+    ("hf_text_config", types.SimpleNamespace(attention_chunk_size=8192), SWITCH),
+    ("is_encoder_decoder", True, "encoder")])
 def test_refused_models(config, kind, value, says):
     """Also if vLLM has turned prefix caching off for them: that is no flag of their user's."""
     made = of_model(changed(config, "cache_config.enable_prefix_caching", False), kind, value)
     with pytest.raises(rules.Refused, match=says):
         rules.check_config(made)
+
+
+@pytest.mark.parametrize("window, layer_types, in_all, needed", [
+    (128, ["sliding_attention", "full_attention"], False, True),
+    (128, ["sliding_attention"] * 2, True, False), (128, None, True, False),
+    (128, ["full_attention"] * 2, False, False),
+    (None, ["sliding_attention", "full_attention"], False, False)])
+def test_some_layers_with_windows_need_the_switch(config, window, layer_types, in_all, needed):
+    """in_all: vLLM gives the window to all layers."""
+    made = of_model(config, "get_sliding_window", lambda: window)
+    made.model_config.hf_text_config = types.SimpleNamespace(layer_types=layer_types)
+    made = changed(made, "cache_config.sliding_window", window if in_all else None)
+    if needed:
+        with pytest.raises(rules.Refused, match=SWITCH):
+            rules.check_config(made)
+        made = changed(made, "scheduler_config.disable_hybrid_kv_cache_manager", True)
+    rules.check_config(made)
 
 
 def test_mla_without_prefix_caching_names_the_cause(config):
@@ -134,8 +155,10 @@ def test_pages_that_do_not_fit(config, pages, says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
 
-def test_a_model_with_windows_is_refused_by_its_kv_groups():
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+def test_vllm_s_plan_of_groups():
+    import torch
+    from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec,
+                                            MLAAttentionSpec, SlidingWindowSpec)
 
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256)
 
@@ -144,15 +167,19 @@ def test_a_model_with_windows_is_refused_by_its_kv_groups():
             num_blocks=n_blocks, needs_kv_cache_zeroing=False,
             kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec) for spec in specs])
 
-    import torch
-    full = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64, dtype=torch.float32)
-    window = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
-                               dtype=torch.float32, sliding_window=128)
-    latent = MLAAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=576, dtype=torch.float32)
-    for good in (full, latent):
+    heads = {"block_size": PAGE, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+    full, window = FullAttentionSpec(**heads), SlidingWindowSpec(**heads, sliding_window=128)
+    chunks = ChunkedLocalAttentionSpec(**heads, attention_chunk_size=64)
+    latent = MLAAttentionSpec(**{**heads, "num_kv_heads": 1, "head_size": 576})
+    for good in (full, latent, window, FullAttentionSpec(**heads, sliding_window=128),
+                 FullAttentionSpec(**heads, attention_chunk_size=64)):
         rules.check_groups(plan(good), info)
     for bad, says in ((plan(full, full), "2 groups"), (plan(latent, latent), "2 groups"),
-                      (plan(window), "window"), (plan(full, n_blocks=255), "255 blocks")):
+                      (plan(full, window), SWITCH), (plan(chunks, full, chunks), SWITCH),
+                      (plan(window, window), "2 groups of SlidingWindowSpec:"),
+                      (plan(latent, window), "2 groups of MLAAttentionSpec, SlidingWindowSpec:"),
+                      (plan(FullAttentionSpec(**heads, non_causal=True)), "non-causal"),
+                      (plan(full, n_blocks=255), "255 blocks")):
         with pytest.raises(rules.Refused, match=says):
             rules.check_groups(bad, info)
 
