@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags commands of all engines have in common: what this machine has."""
+"""What the flags commands of all engines have in common: what this machine has, and how the
+memory of a device is divided."""
 from __future__ import annotations
 
+import argparse
+import ctypes
 import json
+import math
 import os
 import pathlib
 import subprocess
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
+from ._weights import WEIGHTS, weight_files
 from .testing import program
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
@@ -15,6 +20,22 @@ CPU_DAEMON = ["--coalesce-patience-ms=30000"]
 """Options of a daemon for engines on CPUs."""
 CPU_DAEMON_WHY = ("# a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
                   "twice")
+BESIDE_BYTES = 6 << 30
+"""Memory of an engine on a device beside weights and KV: activations, graphs, the driver's context.
+A guess: nothing was measured."""
+SPARE_BYTES = 1 << 30
+"""Left free on a device. An engine's context is there before the engine looks what is free."""
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_INDEX = "model.safetensors.index.json"
+
+
+def size(text: str) -> int:
+    """Bytes of "16G". ArgumentTypeError."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: 16G") from None
 
 
 class Commands(NamedTuple):
@@ -35,6 +56,13 @@ def daemon() -> list[str]:
     """Options of any daemon: a supervisor, and a folder that can be written if /run cannot."""
     folder = _folder()
     return ["--supervise", *([] if folder == RUNTIME else [f"--runtime-dir={folder}"])]
+
+
+def on_device(options: list[str], n_ranks: int) -> list[str]:
+    """A daemon's options with a pool in device memory, a slab on the device of each rank."""
+    kept = [option for option in options if not option.startswith("--n-slabs=")]
+    devices = [f"--devices={' '.join(map(str, range(n_ranks)))}"] if n_ranks > 1 else []
+    return [*kept, *devices, "--backend=cuda-vmm"]
 
 
 def engine_environment() -> list[str]:
@@ -69,3 +97,82 @@ def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:
              if share[-1] - share[0] + 1 == len(share) else ",".join(map(str, share))
              for share in shares]
     return [words[i * n_ranks:(i + 1) * n_ranks] for i in range(n_engines)]
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """What divide() needs of the user."""
+    parser.add_argument("--engines", type=int, default=2, metavar="N",
+                        help="with --device cuda: engines on one device (2)")
+    parser.add_argument("--engine-bytes", type=size, metavar="BYTES",
+                        help="of one engine on a device beside its KV (its weights and "
+                        f"{BESIDE_BYTES >> 30}G)")
+    parser.add_argument("--device-bytes", type=size, metavar="BYTES",
+                        help="of a device (those of this machine's first)")
+
+
+def device_bytes() -> Optional[int]:
+    """Memory of the first device, as engines count it. None: no driver answers."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        total, device = ctypes.c_size_t(), ctypes.c_int()
+        failed = (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
+                  or driver.cuDeviceTotalMem_v2(ctypes.byref(total), device))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else total.value
+
+
+def weights_bytes(folder: pathlib.Path) -> int:
+    """Size of the weights that an engine loads from a folder, which may have them in several
+    formats. 0: there are none."""
+    files = weight_files(folder)
+    try:
+        named = set(json.loads((folder / _INDEX).read_text("utf-8"))["weight_map"].values())
+        files = [path for path in files if path.name in named]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kinds = [suffix for suffix in WEIGHTS if any(path.suffix == suffix for path in files)]
+        files = [path for path in files if path.suffix in kinds[:1]]
+    return sum(path.stat().st_size for path in files)
+
+
+class Division(NamedTuple):
+    """Of a device's memory."""
+
+    pool: int
+    """Bytes of the pool."""
+    engine: int
+    """Bytes that one engine may take beside the pool."""
+    fraction: float
+    """The same as a part of the device, rounded down."""
+    why: str
+
+
+def divide(arguments: argparse.Namespace, folder: pathlib.Path, n_ranks: int,
+           pool: Optional[int]) -> Division:
+    """Divide a device between the pool and engines of a model. pool: None takes what they leave.
+    ValueError: it is too small, or something is not known."""
+    total = arguments.device_bytes or device_bytes()
+    if not total:
+        raise ValueError("how much memory has a device? No driver tells here: give --device-bytes, "
+                         "as 80G")
+    engine, weights = arguments.engine_bytes, weights_bytes(folder) // n_ranks
+    if engine is None:
+        if not weights:
+            raise ValueError(f"{folder} has no weights: give --engine-bytes, the memory of one "
+                             "engine beside its KV")
+        engine = weights + BESIDE_BYTES
+    left = total - SPARE_BYTES - arguments.engines * engine
+    needs = f"{arguments.engines} engines of {_gib(engine)}"
+    if left < max(pool or 0, 1 << 30):
+        raise ValueError(
+            f"a device of {_gib(total)} has no room for {needs} and a pool of {_gib(pool or 1 << 30)}"
+            f" (and {_gib(SPARE_BYTES)} to spare): change --engines, --engine-bytes, the size of the "
+            "pool, or the number of ranks")
+    given = pool or left >> 30 << 30
+    why = (f"# a device of {_gib(total)}: {needs} (--engines, --engine-bytes; weights have "
+           f"{_gib(weights)}), a pool of {_gib(given)}")
+    return Division(given, engine, max(math.floor(engine / total * 1000), 1) / 1000, why)
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 30):.1f}G"

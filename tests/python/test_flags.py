@@ -25,7 +25,7 @@ def printed(tmp_path, engine, *options, **fields):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_flags_supervise_a_pool_in_host_memory_where_no_device_is(tmp_path, engine):
-    options = [] if _flags.device() == "cpu" or engine == "sglang" else ["--device=cpu"]
+    options = [] if _flags.device() == "cpu" else ["--device=cpu"]
     daemon, command = printed(tmp_path, engine, *options)
     assert daemon[:2] == ["kvtrunkd", "--supervise"]
     assert not any(word.startswith("--backend=") for word in daemon)
@@ -35,15 +35,68 @@ def test_flags_supervise_a_pool_in_host_memory_where_no_device_is(tmp_path, engi
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_on_cpus_are_waited_for_longer_than_a_chunk(tmp_path, engine):
     """With the default of a second equal prompts at one moment are computed twice."""
-    device = ["--device=cpu"] if engine == "vllm" else []
-    daemon, _ = printed(tmp_path, engine, *device)
+    daemon, _ = printed(tmp_path, engine, "--device=cpu")
     patience = [word for word in daemon if word.startswith("--coalesce-patience-ms=")]
     assert len(patience) == 1 and int(patience[0].split("=")[1]) >= 10_000
 
 
-def test_engines_on_a_device_need_no_patience(tmp_path):
-    daemon, _ = printed(tmp_path, "vllm", "--device=cuda")
+DEVICE = ["--device=cuda", "--device-bytes=80G", "--engine-bytes=20G"]
+STANDIN = os.path.join(os.environ.get("KVTRUNK_BIN", "/nowhere"), "tests/cuda/standin")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_on_a_device_need_no_patience(tmp_path, engine):
+    daemon, command = printed(tmp_path, engine, *DEVICE)
     assert not any("patience" in word for word in daemon)
+    assert "--backend=cuda-vmm" in daemon and "OMP" not in " ".join(command)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_ranks_have_a_slab_on_a_device_each(tmp_path, engine):
+    ranks = "--tensor-parallel-size=2" if engine == "vllm" else "--tp-size=2"
+    daemon, _ = printed(tmp_path, engine, ranks, *DEVICE)
+    assert "--devices=0 1" in daemon and not any("n-slabs" in word for word in daemon)
+
+
+def test_the_pool_gets_what_engines_leave_of_a_device(tmp_path):
+    daemon, command = printed(tmp_path, "vllm", *DEVICE, "--engines=3")
+    assert f"--pool-bytes={19 << 30}" in daemon and str(19 << 30) in command
+    assert command[command.index("--gpu-memory-utilization") + 1] == "0.25"
+
+
+@pytest.mark.parametrize("options, says", [
+    (["--engines=4"], "4 engines of 20.0G"), (["--pool-bytes=40G"], "a pool of 40.0G"),
+    (["--tensor-parallel-size=2", "--engines=4"], "no room"), (["--engine-bytes=x"], "16G")])
+def test_a_device_that_is_too_small_is_refused(tmp_path, options, says):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(tmp_path, "vllm", *DEVICE, *options)
+    assert says in failed.value.stderr
+
+
+@pytest.mark.skipif(not os.path.exists(STANDIN), reason="the stand-in for the driver is not built")
+def test_the_size_of_a_device_is_the_drivers(tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", STANDIN)
+    monkeypatch.setenv("KVT_STANDIN_MEMORY", str(40 << 30))
+    daemon, _ = printed(tmp_path, "vllm", "--device=cuda", "--engine-bytes=8G")
+    assert f"--pool-bytes={23 << 30}" in daemon
+
+
+def sized(path, gib):
+    path.touch()
+    os.truncate(path, gib << 30)
+
+
+def test_an_engine_needs_its_weights_once(tmp_path):
+    assert _flags.weights_bytes(tmp_path) == 0
+    sized(tmp_path / "pytorch_model.bin", 3)
+    assert _flags.weights_bytes(tmp_path) == 3 << 30
+    for i in (1, 2):
+        sized(tmp_path / f"model-{i}.safetensors", i)
+    sized(tmp_path / "consolidated.safetensors", 3)
+    assert _flags.weights_bytes(tmp_path) == 6 << 30
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(
+        {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    assert _flags.weights_bytes(tmp_path) == 3 << 30
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

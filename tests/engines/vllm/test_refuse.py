@@ -304,7 +304,8 @@ def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
 
 
 def test_flags_put_each_rank_on_a_device(folder):
-    options, engine = flags(folder, "--tensor-parallel-size", "2", "--device", "cuda")
+    options, engine = flags(folder, "--tensor-parallel-size", "2", "--device", "cuda",
+                            "--device-bytes", "24G")
     assert (options["n_kv_heads"], options["devices"]) == ("1", "0 1")
     assert "n_slabs" not in options and "--tensor-parallel-size 2" in engine
 
@@ -312,7 +313,8 @@ def test_flags_put_each_rank_on_a_device(folder):
 def test_flags_name_the_one_plane_of_mla(tmp_path):
     folder = model.write(tmp_path, **model.latent())
     for device in ("cpu", "cuda"):
-        options, _ = flags(folder, "--device", device, "--tensor-parallel-size", "2")
+        options, _ = flags(folder, "--device", device, "--tensor-parallel-size", "2",
+                           "--device-bytes", "24G")
         assert (options["kv_layout"], options["n_kv_heads"], options["head_dim"]) == (
             "latent", "1", "576")
 
