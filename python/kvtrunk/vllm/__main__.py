@@ -82,7 +82,7 @@ def commands(arguments: argparse.Namespace) -> _flags.Commands:
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]
-    if _flags.has_windows(folder):
+    if _flags.has_windows(_folder(arguments)):
         engine.append("--disable-hybrid-kv-cache-manager")
     if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
