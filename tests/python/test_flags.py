@@ -102,7 +102,8 @@ def test_an_engine_needs_its_weights_once(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_vllm_keeps_all_positions_of_a_model_with_windows(tmp_path, device):
     for window in (None, 4096):
-        daemon, engine = printed(tmp_path, "vllm", f"--device={device}", sliding_window=window)
+        daemon, engine = printed(tmp_path, "vllm", *DEVICE, f"--device={device}",
+                                 sliding_window=window)
         assert "--n-layers=2" in daemon
         assert ("--disable-hybrid-kv-cache-manager" in engine) == (window is not None)
 

