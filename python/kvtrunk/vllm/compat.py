@@ -94,6 +94,35 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "multimodal/inputs.py": {"MultiModalKwargsItem": {"get_data": ()}},
 }
 
+# File: class: names that it defines, and that we read.
+FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "config/cache.py": {"CacheConfig": (
+        "block_size", "cache_dtype", "enable_prefix_caching", "kv_offloading_size",
+        "kv_sharing_fast_prefill", "num_gpu_blocks_override")},
+    "config/device.py": {"DeviceConfig": ("device_type",)},
+    "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events",)},
+    "config/kv_transfer.py": {"KVTransferConfig": (
+        "engine_id", "kv_connector", "kv_connector_extra_config", "kv_load_failure_policy",
+        "kv_role")},
+    "config/model.py": {"ModelConfig": (
+        "dtype", "enable_sleep_mode", "get_sliding_window", "hf_config", "hf_text_config",
+        "is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal_model",
+        "max_model_len", "multimodal_config", "quantization", "quantization_config", "use_mla")},
+    "config/parallel.py": {"ParallelConfig": (
+        "data_parallel_size", "decode_context_parallel_size", "distributed_executor_backend",
+        "enable_elastic_ep", "pipeline_parallel_size", "prefill_context_parallel_size", "rank",
+        "tensor_parallel_size", "world_size")},
+    "config/scheduler.py": {"SchedulerConfig": ("max_num_seqs",)},
+    "config/speculative.py": {"SpeculativeConfig": ("method",)},
+    "config/vllm.py": {"VllmConfig": (
+        "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
+    "v1/kv_cache_interface.py": {
+        "FullAttentionSpec": ("attention_chunk_size", "non_causal", "sliding_window"),
+        "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "needs_kv_cache_zeroing",
+                          "num_blocks")},
+    "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla")},
+}
+
 # What the scheduler asks of its cache manager: overridden, or right as it is.
 KNOWN = frozenset({
     *METHODS[_MANAGER]["KVCacheManager"], "block_pool", "coordinator", "empty_kv_cache_blocks",
@@ -140,8 +169,10 @@ CALLS = (
     (_SCHEDULER, r"kv_load_failure_policy == \"recompute\""),
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"worker_meta\.aggregate\("),
+    ("v1/worker/gpu/model_runner.py", r"self\.block_tables = BlockTables\("),
     ("v1/worker/gpu/block_table.py",
      r"if self\.redirect_writes_to_null_block:\s+block_ids = \[0\] \* len\(block_ids\)"),
+    ("config/model.py", r"self\.runner_type = "),
     (_WORKER, r"get_mem_pool_context\("),
     ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),
@@ -171,11 +202,22 @@ def _methods(tree: ast.Module, name: str) -> dict[str, set[str]]:
     return {}
 
 
+def _fields(tree: ast.Module, name: str) -> set[str]:
+    """What a class defines: fields, properties, methods."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            found |= {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            found |= {item.target.id for item in node.body
+                      if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+    return found
+
+
 def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
     """What is missing in a folder with vLLM's package, installed or in a wheel: a line each."""
     found: list[str] = []
     sources: dict[str, str] = {}
-    for file in {*METHODS, _SCHEDULER, *(file for file, _ in CALLS)}:
+    for file in {*METHODS, *FIELDS, _SCHEDULER, *(file for file, _ in CALLS)}:
         path = folder / file
         sources[file] = path.read_text("utf-8") if path.exists() else ""
         if not sources[file]:
@@ -191,6 +233,10 @@ def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
                 missing = [each for each in arguments if each not in methods[method]]
                 if missing:
                     found.append(f"{name}.{method}() has no {', '.join(missing)} in {file}")
+    for file, kinds in FIELDS.items():
+        tree = ast.parse(sources[file])
+        found += [f"{kind} has no {name} in {file}" for kind, names in kinds.items()
+                  for name in names if name not in _fields(tree, kind)]
     asked = set(re.findall(r"kv_cache_manager\.([a-z_]+)", sources[_SCHEDULER]))
     found += [f"the scheduler asks its cache manager for {name}, which kvtrunk does not know"
               for name in sorted(asked - KNOWN)]

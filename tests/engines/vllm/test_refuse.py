@@ -199,9 +199,14 @@ def test_the_installed_vllm_has_all_names():
     ("v1/core/sched/scheduler.py", "self.kv_cache_manager.free(",
      "self.kv_cache_manager.release_now(", "release_now"),
     ("v1/worker/utils.py", "torch.zeros(", "torch.empty(", "zeros"),
-    ("v1/executor/multiproc_executor.py", "output_rank = None", "output_rank = 0", "output_rank")])
+    ("v1/executor/multiproc_executor.py", "output_rank = None", "output_rank = 0", "output_rank"),
+    ("config/speculative.py", "    method: ", "    kind: ", "method"),
+    ("config/device.py", "device_type: str", "kind: str", "device_type"),
+    ("v1/attention/backend.py", "def is_mla(", "def is_latent(", "is_mla"),
+    ("v1/worker/gpu/model_runner.py", "self.block_tables = BlockTables(",
+     "self.tables = BlockTables(", "block_tables")])
 def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
-    names = {file, *compat.METHODS, *(name for name, _ in compat.CALLS)}
+    names = {file, *compat.METHODS, *compat.FIELDS, *(name for name, _ in compat.CALLS)}
     for name in names:
         text = (compat.installed() / name).read_text()
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
