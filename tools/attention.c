@@ -59,12 +59,13 @@ static const char *const harmless[] = {
 	"attn_implementation",
 	"attn_logit_softcapping", "attn_pdrop", "attn_scale", "attn_temperature_tuning",
 	"attn_type_list", "clip_qkv", "cross_attention_hidden_size", "decoder_sparse_step",
-	"kv_channels", "kv_lora_rank", "layer_types", "max_window_layers", "multi_query_attention",
-	"multi_query_group_num", "n_head_kv", "num_attention_heads", "num_kv_heads",
-	"parallel_attn", "pre_allocate_kv_cache", "qkv_bias", "reorder_and_upcast_attn",
+	"kv_channels", "kv_lora_rank", "layer_types", "max_window_layers", "mlp_layer_types",
+	"multi_query_attention", "multi_query_group_num", "n_head_kv", "num_attention_heads",
+	"num_kv_heads", "parallel_attn", "pre_allocate_kv_cache", "qkv_bias",
+	"query_pre_attn_scalar", "reorder_and_upcast_attn",
 	"scale_attention_softmax_in_fp32", "scale_attn_by_inverse_layer_idx",
-	"scale_attn_weights", "sliding_window", "sliding_window_pattern", "use_flash_attn",
-	"use_logn_attn", "use_sliding_window",
+	"scale_attn_weights", "sliding_window", "sliding_window_pattern", "sliding_window_size",
+	"use_flash_attn", "use_logn_attn", "use_sliding_window",
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
