@@ -696,12 +696,12 @@ static void report(const struct kvt_daemon *daemon)
 		kvt_log(KVT_LOG_NOTICE, "pool", "note=\"%s\"", daemon->pool.note);
 	kvt_log(KVT_LOG_INFO, "limits", "page_size=%u page_bytes=%llu n_pages=%u n_slots=%u "
 		"max_nodes=%u max_namespaces=%u max_sessions=%u max_leases=%u "
-		"max_private_pages=%u total_leases=%u uid_sessions=%u "
-		"max_opened=%u uid_pages=%u nofile=%llu", core->page_size,
+		"max_private_pages=%u total_leases=%u reserve_pages=%u "
+		"max_opened=%u uid_sessions=%u nofile=%llu", core->page_size,
 		(unsigned long long)daemon->pool.page_bytes, core->n_pages, core->n_slots,
 		core->max_nodes, core->max_namespaces, core->max_sessions, core->max_leases,
-		core->max_private_pages, core->n_leases, core->uid_sessions,
-		core->max_opened, core->uid_pages, (unsigned long long)nofile.rlim_cur);
+		core->max_private_pages, core->n_leases, core->reserve_pages,
+		core->max_opened, core->uid_sessions, (unsigned long long)nofile.rlim_cur);
 	kvt_log(KVT_LOG_INFO, "loop", "event_loop=%s spin_budget_us=%lld cpu=%lld policy=%s "
 		"caching=%s test_clock=%s watchdog_ms=%llu", daemon->loop.mode,
 		(long long)daemon->config.spin_budget_us, (long long)daemon->config.cpu,

@@ -56,7 +56,7 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.soft_private = c->soft_private,
 		.uid_sessions = c->uid_sessions,
 		.max_opened = c->max_opened,
-		.uid_pages = c->uid_pages,
+		.reserve_pages = c->reserve_pages,
 		.policy = c->policy,
 		.slru_threshold = c->slru_threshold,
 		.disabled = c->disabled,

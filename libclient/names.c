@@ -64,10 +64,6 @@ static const struct {
 	[KVT_REASON_SHARE] = { "share",
 		"this session is at its share beside other sessions: wait until they END or FREE "
 		"pages, or give some back" },
-	[KVT_REASON_UID_PAGES] = { "uid_pages",
-		"this uid's sessions hold or lock as many pages as one uid may while another "
-		"one has a session: END or FREE some, enlarge the pool, or give each user an "
-		"instance" },
 	[KVT_REASON_LIST_SHORT] = { "list_short", "the list is too short for the answer" },
 	[KVT_REASON_BAD_OP] = { "bad_op", "unknown operation" },
 	[KVT_REASON_BAD_FLAGS] = { "bad_flags",

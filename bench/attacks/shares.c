@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file shares.c
- * Attacks on limited resources: one uid takes all it can get.
+ * Attacks on limited resources: one client takes all it can get.
  *
  * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
  * through table.c.
@@ -51,100 +51,95 @@ void attack_sessions(struct attack_run *run)
 		hold_session(&holder, 8, 1024);
 }
 
-/* Exhaust one resource: take what one session gets, then with the next session, until that is
- * refused, too; then retry for ever. `take` is called with the number of the session. */
-static void take_all(struct attack_run *run, uint32_t sessions,
-		     bool (*take)(struct holder *holder, uint32_t which))
+/* Exhaust one resource: take what a session gets until it is refused, then retry for ever. */
+static void take_all(struct attack_run *run,
+		     bool (*take)(struct kvt_client *client, uint32_t namespace_id))
 {
-	static struct holder holder;
+	struct kvt_client *client = attack_session(run, 64, 4096);
+	uint32_t namespace_id = client ? attack_namespace(client, 1) : 0;
 
-	holder.run = run;
-	while (holder.n < sessions && hold_session(&holder, 64, 4096))
-		while (take(&holder, holder.n - 1))
-			attack_round(run);
+	if (!client)
+		return;
+	while (take(client, namespace_id))
+		attack_round(run);
 	attack_ready(run);
-	for (uint32_t i = 0; holder.n; i++) {
-		if (!take(&holder, i % holder.n))
+	for (;;) {
+		if (!take(client, namespace_id))
 			attack_pause();
 		attack_round(run);
 	}
 }
 
-static bool take_lease(struct holder *holder, uint32_t which)
+static bool take_lease(struct kvt_client *client, uint32_t namespace_id)
 {
-	struct kvt_client *client = holder->clients[which];
 	uint32_t keys[ATTACK_PAGE_SIZE];
 	struct kvt_result result;
 
-	if (holder->n == 1 && !holder->run->progress->rounds)
-		return false;
 	for (uint32_t i = 0; i < ATTACK_PAGE_SIZE; i++)
 		keys[i] = 1 + i;
-	if (kvt_match(client, holder->namespaces[which], keys, ATTACK_PAGE_SIZE, KVT_F_LOCK,
-		      &result))
+	if (kvt_match(client, namespace_id, keys, ATTACK_PAGE_SIZE, KVT_F_LOCK, &result))
 		return false;
 	kvt_result_release(client, &result);
 	if (result.matched)
 		return true;
-	return attack_cache(client, holder->namespaces[which], 1, 1, ATTACK_PAGE_SIZE);
+	return attack_cache(client, namespace_id, 1, 1, ATTACK_PAGE_SIZE);
 }
 
 void attack_leases(struct attack_run *run)
 {
-	take_all(run, 1, take_lease);
+	take_all(run, take_lease);
 }
 
-static bool take_namespace(struct holder *holder, uint32_t which)
+static bool take_namespace(struct kvt_client *client, uint32_t namespace_id)
 {
 	static uint64_t number;
 
-	return attack_namespace(holder->clients[which], ++number) != 0;
+	(void)namespace_id;
+	return attack_namespace(client, ++number) != 0;
 }
 
 void attack_namespaces(struct attack_run *run)
 {
-	take_all(run, 1, take_namespace);
+	take_all(run, take_namespace);
 }
 
-static bool take_node(struct holder *holder, uint32_t which)
+static bool take_node(struct kvt_client *client, uint32_t namespace_id)
 {
 	static uint32_t number;
 	uint32_t keys[ATTACK_PAGE_SIZE] = { ++number };
 	struct kvt_seq *seq;
 
-	return !kvt_seq_begin(holder->clients[which], holder->namespaces[which], keys,
-			      ATTACK_PAGE_SIZE, 0, 0, &seq);
+	return !kvt_seq_begin(client, namespace_id, keys, ATTACK_PAGE_SIZE, 0, 0, &seq);
 }
 
 void attack_nodes(struct attack_run *run)
 {
-	take_all(run, 1, take_node);
+	take_all(run, take_node);
 }
 
-static bool take_pages(struct holder *holder, uint32_t which)
+static bool take_pages(struct kvt_client *client, uint32_t namespace_id)
 {
 	uint32_t pages[256];
 
-	return !kvt_alloc(holder->clients[which], 256, pages) ||
-	       !kvt_alloc(holder->clients[which], 1, pages);
+	(void)namespace_id;
+	return !kvt_alloc(client, 256, pages) || !kvt_alloc(client, 1, pages);
 }
 
 void attack_pages(struct attack_run *run)
 {
-	take_all(run, MOST_SESSIONS, take_pages);
+	take_all(run, take_pages);
 }
 
 /* Publish pages and lock them for good. */
-static bool take_locks(struct holder *holder, uint32_t which)
+static bool take_locks(struct kvt_client *client, uint32_t namespace_id)
 {
 	static uint32_t number;
 	uint32_t keys[64 * ATTACK_PAGE_SIZE] = { ++number }, n = 64 * ATTACK_PAGE_SIZE;
-	struct kvt_client *client = holder->clients[which];
 	struct kvt_seq *seq;
 
-	if (kvt_seq_begin(client, holder->namespaces[which], keys, n, 0, 0, &seq)) {
+	if (kvt_seq_begin(client, namespace_id, keys, n, 0, 0, &seq)) {
 		n = ATTACK_PAGE_SIZE;
-		if (kvt_seq_begin(client, holder->namespaces[which], keys, n, 0, 0, &seq))
+		if (kvt_seq_begin(client, namespace_id, keys, n, 0, 0, &seq))
 			return false;
 	}
 	return !kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0);
@@ -152,7 +147,7 @@ static bool take_locks(struct holder *holder, uint32_t which)
 
 void attack_locks(struct attack_run *run)
 {
-	take_all(run, MOST_SESSIONS, take_locks);
+	take_all(run, take_locks);
 }
 
 /* The keys stay in the areas: copying them would cost the attacker more than the daemon. */

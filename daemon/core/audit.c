@@ -130,9 +130,6 @@ static const struct field space_fields[] = {
 	FIELD(kvt_namespace_record, evictable_pages),
 	FIELD(kvt_namespace_record, protected_pages),
 };
-static const struct field user_fields[] = {
-	FIELD(kvt_user, uid), FIELD(kvt_user, sessions), FIELD(kvt_user, live),
-};
 static const struct field counter_fields[] = {
 	FIELD(kvt_counters, free_pages), FIELD(kvt_counters, private_pages),
 	FIELD(kvt_counters, cached_pages), FIELD(kvt_counters, quarantined_pages),
@@ -144,7 +141,7 @@ static const struct field counter_fields[] = {
 static const struct field core_fields[] = {
 	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
 	FIELD(kvt_core, n_roots), FIELD(kvt_core, stale_roots), FIELD(kvt_core, dying),
-	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases), FIELD(kvt_core, live_users),
+	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases),
 	FIELD(kvt_core, open_sessions),
 	FIELD(kvt_core, first_waiter), FIELD(kvt_core, last_waiter), FIELD(kvt_core, n_waiters),
 	FIELD(kvt_core, free_nodes.head), FIELD(kvt_core, free_nodes.tail),
@@ -491,8 +488,6 @@ static void check_session(struct audit *audit, uint32_t id)
 	compare_set(audit, "quarantined pages of session", id,
 		    LINKS(core->owners, next, &core->owners->prev, n), found->first_quarantined,
 		    &shadow->owners->next, wanted->first_quarantined);
-	COMPARE(audit, "totals of the uid of session", id, &core->users[core->user_of[id]],
-		&shadow->users[shadow->user_of[id]], user_fields);
 }
 
 static void check_pending(struct audit *audit)
@@ -526,21 +521,6 @@ static void check_names(struct audit *audit)
 			space_fields);
 }
 
-/** Check that numbers of records of uids are ones. */
-static bool users_in_bounds(struct audit *audit)
-{
-	const struct kvt_core *core = audit->core;
-	uint32_t problems = audit->problems, most = core->config.max_sessions;
-
-	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
-		if (core->user_of[id] > core->n_users)
-			report(audit, "session %u counts for record %u of uids", id,
-			       core->user_of[id]);
-	if (core->n_users > most)
-		report(audit, "%u records of uids, of %u", core->n_users, most);
-	return audit->problems == problems;
-}
-
 bool kvt_core_counters_ok(const struct kvt_core *core)
 {
 	const struct kvt_counters *count = core->count;
@@ -570,8 +550,6 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 	check_pages(&audit);
 	check_leases(&audit);
 	check_pending(&audit);
-	if (!users_in_bounds(&audit))
-		return audit.problems;
 	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
 		check_session(&audit, id);
 	check_names(&audit);

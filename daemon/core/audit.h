@@ -29,8 +29,6 @@
 #define KVT_SHADOW_ZEROED(X)                                                                      \
 	X(cut_below, c->max_nodes)                                                                \
 	X(sealers, c->max_nodes)                                                                  \
-	X(users, c->max_sessions + 1ull)                                                          \
-	X(user_of, c->max_sessions + 1ull)                                                        \
 	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)
 
 #endif

@@ -28,10 +28,10 @@ struct kvt_core_config {
 	/* max_private_pages is a share of the pool: it binds only while another session lives, and
 	 * is then the same share of what the session has or could have. */
 	bool soft_private;
-	/* What the sessions of one uid may have together, dead ones in quarantine included; 0 = no
-	 * limit. Pages: private ones and those in quarantine, and only while a session of another
-	 * uid lives. */
-	uint32_t uid_sessions, uid_pages;
+	/* Pages that only sessions with fewer of them, private and locked ones, get while another
+	 * session lives; 0 = none. */
+	uint32_t reserve_pages;
+	uint32_t uid_sessions;  /* of one uid, dead ones in quarantine included; 0 = no limit */
 	uint32_t max_opened;    /* namespaces that one session has open, 0 = no limit */
 	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
 	uint32_t policy;        /* enum kvt_policy */

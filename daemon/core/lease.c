@@ -20,7 +20,6 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
-#include "daemon/core/user.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
 
@@ -314,6 +313,32 @@ static uint64_t room(const struct kvt_core *core, uint64_t path_pages)
 	return core->count->free_pages + core->count->evictable_pages - path_pages;
 }
 
+/** Count the pages of a lease's path, but for places where it has a private page. */
+static uint32_t locked_pages(const struct kvt_lease_record *lease)
+{
+	uint32_t table = lease->done + lease->n_private;
+
+	return lease->path_pages > table ? lease->path_pages - lease->n_private : lease->done;
+}
+
+/** The most pages that the session may take or lock now, of `left` that are free or evictable.
+ *
+ * While another session is open, the last reserve_pages are for sessions that hold fewer, private
+ * and locked pages together. So each newcomer finds pages, also beside one that publishes and locks
+ * all it gets. Shared pages count once per lease. */
+static uint64_t within_reserve(const struct kvt_core *core, uint32_t id, uint64_t left)
+{
+	uint64_t reserve = core->config.reserve_pages, beside = left > reserve ? left - reserve : 0;
+	uint64_t held = core->sessions[id].n_private;
+
+	if (!reserve || core->open_sessions < 2)
+		return left;
+	for (uint32_t lease = core->sessions[id].first_lease;
+	     lease != KVT_NONE && held + beside < reserve; lease = core->leases[lease].next_lease)
+		held += locked_pages(&core->leases[lease]);
+	return held + beside < reserve ? reserve - held : beside;
+}
+
 /** Check that n pages can be had, op->own and others made free, with `path_pages` evictable ones
  * about to be locked. */
 static int room_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
@@ -353,20 +378,26 @@ static uint64_t private_limit(const struct kvt_core *core, uint32_t id, uint64_t
 	return limit;
 }
 
+/** Judge n more private pages, with `path_pages` evictable ones about to be locked. Returns the
+ * reason of a refusal and in *ret_limit what it is a limit of. For want of room there is another
+ * refusal, which says how much there is. */
 static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, uint32_t n,
-				    uint64_t path_pages)
+				    uint64_t path_pages, uint64_t *ret_limit)
 {
 	const struct kvt_session_record *session = &core->sessions[id];
 	uint64_t left = room(core, path_pages), wanted = (uint64_t)session->n_private + n;
+	uint64_t limit = private_limit(core, id, left);
 
-	/* For want of room there is another refusal, which says how much there is. Below
-	 * max_private_pages the share grows with what others give back. */
-	if (n > 0 && (n <= left || !core->config.soft_private) &&
-	    wanted > private_limit(core, id, left))
+	if (n > 0 && (n <= left || !core->config.soft_private) && wanted > limit) {
+		/* Below max_private_pages the share grows with what others give back. */
+		*ret_limit = wanted > session->max_private_pages ? session->max_private_pages :
+								   limit;
 		return wanted > session->max_private_pages ? KVT_REASON_LIMIT_PAGES :
 							     KVT_REASON_SHARE;
-	return kvt_user_may_hold(core, id, n, path_pages) ? KVT_REASON_NONE :
-							    KVT_REASON_UID_PAGES;
+	}
+	*ret_limit = core->config.n_pages - 1 - core->config.reserve_pages;
+	return n <= left && n + path_pages > within_reserve(core, id, left + path_pages) ?
+		       KVT_REASON_SHARE : KVT_REASON_NONE;
 }
 
 /** Check that the session may take n pages and lock path_pages that could be evicted. Fills
@@ -375,52 +406,38 @@ static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, ui
 static int page_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t n,
 		      uint64_t path_pages)
 {
-	enum kvt_reason reason = beyond_quota(core, op->session, n, path_pages);
-	uint64_t limit = core->sessions[op->session].max_private_pages;
+	uint64_t limit;
+	enum kvt_reason reason = beyond_quota(core, op->session, n, path_pages, &limit);
 
 	op->own = 0;
 	if (op->sqe->flags & KVT_F_OWN_STREAM && (reason || n > core->count->free_pages)) {
 		op->own = own_pages(core, op->session, n);
-		reason = beyond_quota(core, op->session, n - op->own, path_pages);
+		reason = beyond_quota(core, op->session, n - op->own, path_pages, &limit);
 	}
-	if (!reason)
-		return 0;
-	if (reason == KVT_REASON_SHARE)
-		limit = private_limit(core, op->session, room(core, path_pages));
-	else if (reason == KVT_REASON_UID_PAGES)
-		limit = core->config.uid_pages;
-	return kvt_refuse(op, -EDQUOT, reason, (uint32_t)limit);
+	return reason ? kvt_refuse(op, -EDQUOT, reason, (uint32_t)limit) : 0;
 }
 
 int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t node, uint32_t pages)
 {
-	if (kvt_user_may_hold(core, op->session, 0, pages) ||
-	    kvt_user_may_hold(core, op->session, 0, kvt_path_evictable(core, node, pages)))
+	uint64_t most = within_reserve(core, op->session, room(core, 0));
+
+	if (pages <= most || kvt_path_evictable(core, node, pages) <= most)
 		return 0;
-	return kvt_refuse(op, -EDQUOT, KVT_REASON_UID_PAGES, core->config.uid_pages);
+	return kvt_refuse(op, -EDQUOT, KVT_REASON_SHARE,
+			  core->config.n_pages - 1 - core->config.reserve_pages);
 }
 
 static uint32_t private_most(const struct kvt_core *core, uint32_t session, uint32_t n)
 {
-	const struct kvt_session_record *record = &core->sessions[session];
-	uint64_t available = room(core, 0), limit = private_limit(core, session, available);
-	uint32_t least = 0;
+	uint64_t available = room(core, 0), held = core->sessions[session].n_private;
+	uint64_t limit = private_limit(core, session, available);
+	uint64_t most = within_reserve(core, session, available);
 
-	if (n > available)
-		n = (uint32_t)available;
-	if (limit < (uint64_t)record->n_private + n)
-		n = limit > record->n_private ? (uint32_t)limit - record->n_private : 0;
-	if (kvt_user_may_hold(core, session, n, 0))
-		return n;
-	while (least + 1 < n) {
-		uint32_t middle = least + (n - least) / 2;
-
-		if (kvt_user_may_hold(core, session, middle, 0))
-			least = middle;
-		else
-			n = middle;
-	}
-	return least;
+	if (most > available)
+		most = available;
+	if (limit < held + most)
+		most = limit > held ? limit - held : 0;
+	return n < most ? n : (uint32_t)most;
 }
 
 uint32_t kvt_private_most(struct kvt_core *core, const struct kvt_op_context *op, uint32_t n)

@@ -212,8 +212,6 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));
-	core->users = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_user));
-	core->user_of = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->groups = carve(&scratch, c->max_sessions + 1ull, sizeof(*core->groups));
 	core->lease_stamp = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->progress = carve(&scratch, c->n_leases + 1ull, sizeof(*core->progress));
@@ -247,6 +245,8 @@ static const char *config_problem(const struct kvt_core_config *c)
 		return "n_pages must be from 2 (one scratch page, one page) to 2^30";
 	if (c->n_slots <= c->n_pages || c->n_slots > 1u << 31)
 		return "n_slots must be above n_pages";
+	if (c->reserve_pages >= c->n_pages)
+		return "reserve_pages must be below n_pages";
 	if (c->max_nodes < 8 || c->max_nodes > 1u << 30)
 		return "max_nodes must be from 8 to 2^30";
 	if (c->max_namespaces < 2 || c->max_namespaces > 1u << 20)
@@ -376,8 +376,6 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	core->magic = KVT_CORE_MAGIC;
 	core->config = filled;
 	core->ps = filled.page_size;
-	if (filled.uid_pages && filled.uid_pages < filled.n_pages - 1)
-		core->uid_reserve = filled.n_pages - 1 - filled.uid_pages;
 	if (hooks)
 		core->hooks = *hooks;
 	core->now_ns = now_ns;

@@ -21,7 +21,6 @@
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
-#include "daemon/core/user.h"
 #include "daemon/core/wait.h"
 
 #define TRY(call)                                                                                 \
@@ -436,6 +435,8 @@ static int rebuild_sessions(struct kvt_core *core, struct kvt_why *why)
 		session->n_pending = session->n_waiters = 0;
 		core->count->live_sessions += session->state != KVT_SESSION_FREE;
 		core->dying += session->state == KVT_SESSION_DYING;
+		core->open_sessions += session->state == KVT_SESSION_OPEN ||
+				       session->state == KVT_SESSION_CLOSING;
 	}
 	for (uint32_t i = 1; i <= kvt_core_members(&core->config); i++)
 		core->members[i].label[KVT_LABEL_BYTES - 1] = '\0';
@@ -769,7 +770,6 @@ int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 	TRY(rebuild_pages(core, why));
 	TRY(check_paths(core, why));
 	TRY(rebuild_pending(core, why));
-	kvt_users_rebuild(core);
 	TRY(check_spaces(core, why));
 	return rebuild_order(core, why);
 }

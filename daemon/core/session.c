@@ -22,7 +22,6 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
-#include "daemon/core/user.h"
 #include "daemon/core/wait.h"
 
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session)
@@ -39,13 +38,23 @@ static uint32_t next_sealer(struct kvt_core *core)
 	return number ? number : 1;
 }
 
+/** Check that the uid may have one more session: 0, or -EDQUOT. */
+static int check_uid(const struct kvt_core *core, uint32_t uid)
+{
+	uint32_t n = 0;
+
+	for (uint32_t id = 1; id <= core->config.max_sessions; id++)
+		n += core->sessions[id].state != KVT_SESSION_FREE && core->members[id].uid == uid;
+	return core->config.uid_sessions && n >= core->config.uid_sessions ? -EDQUOT : 0;
+}
+
 int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *peer,
 			  const struct kvt_core_view *view, uint64_t now_ns,
 			  uint32_t *ret_session)
 {
 	struct kvt_session_record *session;
 	struct kvt_member_record *member;
-	int error = kvt_user_check_session(core, peer->uid);
+	int error = check_uid(core, peer->uid);
 	uint32_t id = 1, last = core->config.max_sessions;
 
 	if (error)
@@ -59,8 +68,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	core->now_ns = now_ns;
 	session = &core->sessions[id];
 	member = &core->members[id];
-	KVT_ASSERT(core->user_of[id] == 0 && session->first_lease == KVT_NONE &&
-		   !session->n_private);
+	KVT_ASSERT(session->first_lease == KVT_NONE && !session->n_private);
 	*member = (struct kvt_member_record){ /* valid once the session is open */
 		.state = KVT_MEMBER_JOINED,
 		.session = id,
@@ -87,7 +95,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 	core->views[id] = *view;
 	core->groups[id].n = 0;
 	core->count->live_sessions++;
-	kvt_user_session(core, id);
+	core->open_sessions++;
 	kvt_record_emit(core, KVT_REC_SESSION, id, (uint64_t)peer->uid << 32 | peer->privileged);
 	kvt_mutation_end(core);
 	*ret_session = id;
@@ -140,8 +148,9 @@ static void session_over(struct kvt_core *core, uint32_t id)
 	core->wake_due = true;
 	session->state = KVT_SESSION_DYING;
 	session->ended_ns = core->now_ns;
+	KVT_ASSERT(core->open_sessions > 0);
+	core->open_sessions--;
 	core->dying++;
-	kvt_user_session_over(core, id);
 }
 
 static void session_signal(struct kvt_core *core, uint32_t id, uint32_t signs, uint64_t now_ns)
@@ -277,7 +286,6 @@ static void session_gone(struct kvt_core *core, uint32_t id)
 	KVT_ASSERT(core->dying > 0 && core->count->live_sessions > 0);
 	core->dying--;
 	core->count->live_sessions--;
-	kvt_user_session_gone(core, id);
 	*session = (struct kvt_session_record){ .generation = session->generation };
 	kvt_record_emit(core, KVT_REC_SESSION_GONE, id, 0);
 	kvt_mutation_end(core);

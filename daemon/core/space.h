@@ -12,8 +12,8 @@
 /** Free a namespace that no session has open and no node names. */
 void kvt_space_free(struct kvt_core *core, uint32_t namespace_id);
 /** True if the session can open this namespace only once another one is emptied, and one can be:
- * the least recently used of those that no session has open and of whose nodes none is locked, at
- * the uid's limit of its own. `*ret_root` is its root, KVT_NONE if it is being emptied already. */
+ * the least recently used of those that no session has open and of whose nodes none is locked.
+ * `*ret_root` is its root, KVT_NONE if it is being emptied already. */
 bool kvt_space_victim(const struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 		      uint32_t *ret_root);
 /** Leases of a session in a namespace, and its operations there that wait. */

@@ -74,13 +74,6 @@ struct kvt_progress {
 	bool computes;   /* it will still seal what is announced */
 };
 
-/** Totals over the sessions of one uid. */
-struct kvt_user {
-	uint32_t uid;
-	uint32_t sessions; /* all that are not FREE */
-	uint32_t live;     /* OPEN or CLOSING */
-};
-
 /** Fence words of a session's members, beside its own in its view. */
 struct kvt_fence_group {
 	const struct kvt_fence_word *words[KVT_MAX_RANKS - 1];
@@ -159,11 +152,7 @@ struct kvt_core {
 	uint32_t compact_head, compact_count;
 
 	struct kvt_core_view *views; /* [session] */
-	struct kvt_user *users;      /* [n_users + 1]: some may be free */
-	uint32_t n_users, live_users;
-	uint32_t open_sessions;      /* not over: OPEN or CLOSING */
-	uint32_t uid_reserve;        /* pages that only uids with few of them get, 0 = none */
-	uint32_t *user_of;           /* by session */
+	uint32_t open_sessions;      /* state: OPEN or CLOSING */
 	struct kvt_core *shadow;     /* audit: what a rebuild writes, again. Untouched otherwise */
 	uint32_t *lease_stamp;       /* poll: lease has an earlier deferred operation */
 	uint32_t stamp;

@@ -426,7 +426,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.soft_private = config->soft_private,
 		.uid_sessions = config->uid_sessions,
 		.max_opened = config->max_opened,
-		.uid_pages = config->uid_pages,
+		.reserve_pages = config->reserve_pages,
 		.max_op_keys = config->max_op_keys,
 		.policy = config->policy,
 		.slru_threshold = config->slru_threshold,

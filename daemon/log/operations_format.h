@@ -26,7 +26,7 @@ struct oplog_header {
 	uint32_t page_size, n_pages, n_slots, max_nodes;
 	uint32_t max_namespaces, max_sessions, n_leases, n_pending;
 	uint32_t max_leases, max_private_pages, max_op_keys, policy;
-	uint32_t uid_sessions, max_opened, uid_pages, reserved;
+	uint32_t uid_sessions, max_opened, reserve_pages, reserved;
 	uint32_t slru_threshold, disabled;
 	uint32_t coalesce_threshold, soft_private;
 	uint64_t patience_ns;

@@ -431,7 +431,7 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.soft_private = header->soft_private,
 		.uid_sessions = header->uid_sessions,
 		.max_opened = header->max_opened,
-		.uid_pages = header->uid_pages,
+		.reserve_pages = header->reserve_pages,
 		.max_op_keys = header->max_op_keys,
 		.policy = header->policy,
 		.slru_threshold = header->slru_threshold,

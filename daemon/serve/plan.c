@@ -88,15 +88,15 @@ static int plan_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-/* The most that one session or uid, uid 0 included, may have of all: seven eighths. */
+/* The most that one session, or uid for sessions, may have of all: seven eighths. */
 static uint32_t most_of(uint32_t all)
 {
 	return all - all / 8;
 }
 
-/* Limit each session and each uid. A lease takes at most two tree nodes, its own and a root or the
- * rest of a split. Where nodes are fewer than pages, the leases of one session must not use them
- * up. */
+/* Limit each session, and the sessions of each uid. A lease takes at most two tree nodes, its own
+ * and a root or the rest of a split. Where nodes are fewer than pages, the leases of one session
+ * must not use them up. */
 static void limit_shares(struct kvt_core_config *config)
 {
 	uint32_t most = most_of(config->n_leases), nodes = config->max_nodes / 3;
@@ -105,7 +105,8 @@ static void limit_shares(struct kvt_core_config *config)
 		most = nodes;
 	config->uid_sessions = most_of(config->max_sessions);
 	config->max_opened = most_of(config->max_namespaces);
-	config->uid_pages = most_of(config->n_pages - 1);
+	if (config->max_private_pages)
+		config->reserve_pages = config->n_pages - 1 - most_of(config->n_pages - 1);
 	if (!config->max_leases || config->max_leases > most)
 		config->max_leases = most;
 }

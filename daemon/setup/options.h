@@ -100,7 +100,8 @@
 	  "of it. 0: only that limit.")                                                           \
 	X(SHARE, max_private_pages, "75%", 0, 1ll << 30, NULL, START,                             \
 	  "Private pages of one session at a time. N%: while other sessions live, that share of " \
-	  "the pages that the session has or could have; alone it may have all. 0: no limit.")    \
+	  "the pages that the session has or could have; alone it may have all. 0: no limit, no " \
+	  "reserve for sessions that hold little.")                                               \
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
 	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START,                                      \

@@ -29,7 +29,7 @@ struct kvt_oracle_config {
 	uint32_t max_leases;
 	uint32_t max_private_pages;
 	bool soft_private; /* the latter is a share of the pool */
-	uint32_t uid_sessions, uid_pages, max_opened;
+	uint32_t reserve_pages, uid_sessions, max_opened;
 	uint32_t policy;
 	uint32_t slru_threshold;
 	bool disabled;

@@ -278,33 +278,8 @@ int run_need_nodes(struct kvt_oracle *o, uint64_t most_nodes)
 	return run_refuse(o, -ENOSPC, KVT_REASON_NODES, 0);
 }
 
-/* Holdings of one uid, and of all others. */
-struct sums {
-	uint64_t pages; /* pages: private or in quarantine */
-	uint64_t others_pages;
-	bool others_live;
-};
-
-static void sum_uid(const struct kvt_oracle *o, uint32_t uid, struct sums *sums)
-{
-	*sums = (struct sums){ 0 };
-	for (uint32_t i = 1; i <= o->config.max_sessions; i++) {
-		const struct model_session *s = &o->sessions[i];
-
-		if (s->state == KVT_SESSION_FREE)
-			continue;
-		if (s->uid != uid) {
-			sums->others_live |= s->state == KVT_SESSION_OPEN ||
-					     s->state == KVT_SESSION_CLOSING;
-			sums->others_pages += s->n_private + s->n_quarantined;
-			continue;
-		}
-		sums->pages += s->n_private + s->n_quarantined;
-	}
-}
-
-/* Pages of a uid's leases that are not in private twins; shared ones again for each lease. */
-static uint64_t sum_paths(const struct kvt_oracle *o, uint32_t uid)
+/* Pages of a session's leases that are not in private twins; shared ones again for each lease. */
+static uint64_t sum_paths(const struct kvt_oracle *o, uint32_t session)
 {
 	uint64_t paths = 0;
 
@@ -312,7 +287,7 @@ static uint64_t sum_paths(const struct kvt_oracle *o, uint32_t uid)
 		const struct model_lease *lease = &o->leases[i];
 		uint32_t own = lease->n_table - lease->done, end;
 
-		if (lease->kind == MODEL_LEASE_FREE || o->sessions[lease->session].uid != uid)
+		if (lease->kind == MODEL_LEASE_FREE || lease->session != session)
 			continue;
 		end = lease->node ? model_end(o->nodes[lease->node]) : 0;
 		paths += end > lease->n_table ? end - own : lease->done;
@@ -331,18 +306,25 @@ int run_need_lease(struct kvt_oracle *o)
 	return 0;
 }
 
-/* True if a uid would take from the others' reserve. */
+static bool is_alone(const struct kvt_oracle *o)
+{
+	uint32_t live = 0;
+
+	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
+		live += o->sessions[i].state == KVT_SESSION_OPEN ||
+			o->sessions[i].state == KVT_SESSION_CLOSING;
+	return live < 2;
+}
+
+/* True if the session would take from the reserve, and hold more than that. */
 static bool beyond_reserve(const struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 {
-	const struct model_session *session = &o->sessions[o->run.record->session];
-	uint32_t all = o->config.n_pages - 1, limit = o->config.uid_pages;
-	uint32_t reserve = limit < all ? all - limit : 0, few = reserve < limit ? reserve : limit;
-	struct sums sums;
+	uint32_t session = o->run.record->session, reserve = o->config.reserve_pages;
+	uint64_t wanted = pages + locked, available = model_available(o);
 
-	sum_uid(o, session->uid, &sums);
-	return limit && reserve > 0 && sums.others_live && pages + locked > 0 &&
-	       model_available(o) + sums.others_pages < reserve + pages + locked &&
-	       sums.pages + sum_paths(o, session->uid) + pages + locked > few;
+	return wanted > 0 && pages + locked <= available && !is_alone(o) &&
+	       available - wanted < reserve &&
+	       o->sessions[session].n_private + sum_paths(o, session) + wanted > reserve;
 }
 
 /* Return the most private pages that the session may have; UINT64_MAX if all. A share is what
@@ -351,15 +333,11 @@ static uint64_t private_limit(const struct kvt_oracle *o, uint64_t locked)
 {
 	const struct model_session *session = &o->sessions[o->run.record->session];
 	uint64_t limit = o->config.max_private_pages, reach;
-	uint32_t live = 0;
 
 	if (!limit || !o->config.soft_private)
 		return limit ? limit : UINT64_MAX;
-	for (uint32_t i = 1; i <= o->config.max_sessions; i++)
-		live += o->sessions[i].state == KVT_SESSION_OPEN ||
-			o->sessions[i].state == KVT_SESSION_CLOSING;
 	reach = session->n_private + model_available(o) - locked;
-	return live > 1 ? reach * limit / (o->config.n_pages - 1) : UINT64_MAX;
+	return is_alone(o) ? UINT64_MAX : reach * limit / (o->config.n_pages - 1);
 }
 
 static bool beyond_limit(const struct kvt_oracle *o, uint64_t pages, uint64_t locked)
@@ -382,7 +360,8 @@ int run_need_quota(struct kvt_oracle *o, uint64_t pages, uint64_t locked)
 		return run_refuse(o, -EDQUOT, KVT_REASON_SHARE,
 				  (uint32_t)private_limit(o, locked));
 	if (beyond_reserve(o, pages, locked))
-		return run_refuse(o, -EDQUOT, KVT_REASON_UID_PAGES, o->config.uid_pages);
+		return run_refuse(o, -EDQUOT, KVT_REASON_SHARE,
+				  o->config.n_pages - 1 - o->config.reserve_pages);
 	return 0;
 }
 

@@ -40,7 +40,7 @@ class NoSpace(Error):
 
 
 class QuotaExceeded(Error):
-    """EDQUOT: this session or this user is at its limit, `needed`. `reason` "share": at its share
+    """EDQUOT: this session is at its limit, `needed`, or this user has too many sessions. `reason` "share": at its share
     beside other sessions, which grows when they give pages back."""
 
 

@@ -92,7 +92,7 @@ static void choose_config(struct sim *sim)
 	c->soft_private = sim_chance(sim, 500);
 	c->uid_sessions = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_sessions) : 0;
 	c->max_opened = sim_chance(sim, 300) ? sim_between(sim, 1, c->max_namespaces) : 0;
-	c->uid_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages) : 0;
+	c->reserve_pages = sim_chance(sim, 300) ? sim_between(sim, 1, c->n_pages - 1) : 0;
 	c->max_op_keys = SIM_KEYS_AREA;
 	c->policy = sim_chance(sim, 300) ? KVT_POLICY_LRU : sim_below(sim, KVT_POLICY_COUNT);
 	c->slru_threshold = sim_between(sim, 1, 4);
@@ -103,6 +103,7 @@ static void choose_config(struct sim *sim)
 	if (sim->tiny) {
 		c->page_size = tiny_sizes[sim_below(sim, 4)];
 		c->n_pages = sim_between(sim, 8, 32);
+		c->reserve_pages = c->reserve_pages ? sim_between(sim, 1, c->n_pages - 1) : 0;
 		c->n_slots = 0;
 		c->max_nodes = sim_between(sim, 8, 28);
 		c->n_leases = sim_between(sim, 3, 8);
@@ -156,7 +157,7 @@ bool sim_create(struct sim *sim)
 		.soft_private = sim->config.soft_private,
 		.uid_sessions = sim->config.uid_sessions,
 		.max_opened = sim->config.max_opened,
-		.uid_pages = sim->config.uid_pages,
+		.reserve_pages = sim->config.reserve_pages,
 		.policy = sim->config.policy,
 		.slru_threshold = sim->config.slru_threshold,
 		.disabled = sim->config.disabled,

@@ -41,7 +41,6 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
-#include "daemon/core/user.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
 #include "tests/lib/cases.h"

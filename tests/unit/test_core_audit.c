@@ -228,6 +228,8 @@ static void changes_of_leases_and_sessions(struct world *w)
 		CHANGE(session, first_pending, i, false);
 		CHANGE(session, last_pending, i, !session->n_pending);
 		CHANGE(session, n_pending, i, false);
+		CHANGE_BITS(w->core, opened[i * w->core->opened_words],
+			    (1u << w->config.max_namespaces) - 2, i, false);
 	}
 	c.what = "pending";
 	for (uint32_t i = 1; i <= w->config.n_pending; i++) {
@@ -242,30 +244,6 @@ static void changes_of_leases_and_sessions(struct world *w)
 	}
 	assert_int_equal(c.missed, 0);
 	assert_true(c.tried > 300);
-}
-
-static void changes_of_users(struct world *w)
-{
-	struct kvt_core *core = w->core;
-	struct change c = { w, "user", 0, 0 };
-
-	for (uint32_t i = 1; i <= core->n_users; i++) {
-		struct kvt_user *user = &core->users[i];
-
-		CHANGE(user, uid, i, false);
-		CHANGE(user, sessions, i, false);
-		CHANGE(user, live, i, false);
-	}
-	for (uint32_t i = 1; i <= w->config.max_sessions; i++) {
-		bool used = core->sessions[i].state != KVT_SESSION_FREE;
-
-		CHANGE(core, user_of[i], i, !used);
-		CHANGE(core, members[i].uid, i, !used);
-		CHANGE_BITS(core, opened[i * core->opened_words],
-			    (1u << w->config.max_namespaces) - 2, i, false);
-	}
-	assert_int_equal(c.missed, 0);
-	assert_true(c.tried > 400);
 }
 
 static void changes_of_namespaces_and_counters(struct world *w)
@@ -326,7 +304,6 @@ static void changes_of_the_core_itself(struct world *w)
 	CHANGE(core, epoch_leases, 0, false);
 	CHANGE(core, cut_leases, 0, false);
 	CHANGE(core, dying, 0, false);
-	CHANGE(core, live_users, 0, false);
 	CHANGE(core, open_sessions, 0, false);
 	CHANGE(core, first_waiter, 0, false);
 	CHANGE(core, last_waiter, 0, false);
@@ -374,7 +351,6 @@ TEST(every_change_is_noticed)
 		changes_of_nodes(w);
 		changes_of_pages(w);
 		changes_of_leases_and_sessions(w);
-		changes_of_users(w);
 		changes_of_namespaces_and_counters(w);
 		changes_of_the_core_itself(w);
 		world_free(w);
@@ -912,18 +888,6 @@ CORRUPTION(an_open_session_is_dying)
 CORRUPTION(a_dying_session_is_not_counted)
 {
 	core->sessions[session_in(core, KVT_SESSION_DEAD)].state = KVT_SESSION_DYING;
-	return true;
-}
-
-CORRUPTION(a_uid_has_two_records)
-{
-	uint32_t id = ++core->n_users;
-
-	core->users[id] = (struct kvt_user){ core->members[1].uid, 1, 1 };
-	core->users[core->user_of[1]].sessions--;
-	core->users[core->user_of[1]].live--;
-	core->user_of[1] = id;
-	core->live_users++;
 	return true;
 }
 

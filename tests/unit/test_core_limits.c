@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What one uid may hold in total: refusals at the limit, and what counts.
+/* What one session may hold beside others, and one uid in sessions.
  *
  * Inputs: sessions of one uid and of two. Invariant: a refusal names the limit and what is
  * available. */
@@ -40,13 +40,13 @@ TEST(a_uid_gets_no_session_beyond_its_share)
 
 TEST(alloc_with_shorter_takes_what_room_and_limits_leave)
 {
-	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 20 });
-	struct client *a = client_of(w, ENGINE), *b = client_of(w, OTHER);
+	struct world *w = world_of((struct kvt_core_config){ .reserve_pages = 20 });
+	struct client *a = client_new(w), *b = client_new(w);
 	struct answer got = alloc_flags(a, 1000, KVT_F_SHORTER);
 
-	expect_ok(got); /* the others' reserve of 40 stays */
-	assert_int_equal(got.n_list, 20);
-	expect_refused(alloc_flags(a, 5, KVT_F_SHORTER), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_ok(got); /* 20 stay */
+	assert_int_equal(got.n_list, 40);
+	expect_refused(alloc_flags(a, 5, KVT_F_SHORTER), -EDQUOT, KVT_REASON_SHARE);
 	expect_ok(alloc_flags(a, 0, KVT_F_SHORTER));
 	w->core->sessions[b->session].max_private_pages = 7;
 	assert_int_equal(alloc_flags(b, UINT32_MAX, KVT_F_SHORTER).n_list, 7);
@@ -102,75 +102,98 @@ TEST(a_share_of_private_pages_leaves_room_for_each_newcomer)
 	expect_ok(alloc(b, 18)); /* alone, it may have all */
 }
 
-TEST(pages_count_while_another_uid_lives)
+/* The last 8 of 60 pages are for sessions that hold fewer. */
+TEST(a_session_that_holds_much_leaves_the_reserve)
 {
-	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
-	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE), *c;
+	struct world *w = world_of((struct kvt_core_config){ .reserve_pages = 8 });
+	struct client *a = client_new(w), *b, *c;
 	uint32_t ns = space_open(a, "ns");
 	struct answer refused;
 	struct seq *seq;
 
-	alloc(a, 30);
+	expect_ok(alloc(a, 50));
 	seq = begin(a, ns, range(1, 8), 2, 0);
-	alloc(b, 25); /* all 60: there is only one user */
-	c = client_of(w, OTHER);
-	refused = alloc(c, 1);
-	expect_refused(refused, -ENOSPC, KVT_REASON_ALL_LOCKED);
+	expect_ok(alloc(a, 5)); /* all 60: it is alone */
+	b = client_new(w);
+	expect_refused(alloc(b, 1), -ENOSPC, KVT_REASON_ALL_LOCKED);
 	expect_ok(end(seq)); /* 5 come back */
 	refused = extend(begin(a, ns, NO_KEYS, 0, 0), 1);
-	expect_refused(refused, -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(refused, -EDQUOT, KVT_REASON_SHARE);
 	assert_int_equal(refused.number, 52);
-	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(alloc(a, 6), -ENOSPC, KVT_REASON_ALL_LOCKED);
 	/* What takes no page is not refused. */
 	expect_ok(begin(a, ns, NO_KEYS, 0, 0)->a);
-	expect_ok(alloc(c, 5));
-	/* Quarantined pages count: they are not free for others. */
-	client_dies(a, KVT_SIGN_EXITED);
-	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
-	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
-	expect_ok(alloc(b, 27));
-	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_UID_PAGES);
-	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
-	expect_ok(alloc(b, 8));
+	expect_ok(alloc(b, 4));
+	c = client_new(w);
+	expect_ok(alloc(c, 1));
+	client_dies(c, KVT_SIGN_EXITED); /* pages in quarantine are not free */
+	expect_refused(alloc(b, 1), -ENOSPC, KVT_REASON_ALL_LOCKED);
+	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_QUIET);
+	expect_ok(alloc(b, 1));
+	client_dies(a, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	expect_ok(alloc(b, 55)); /* alone again */
 }
 
 /* Published and locked pages count like private ones: others cannot have them either. */
-TEST(locked_paths_count_while_another_uid_lives)
+TEST(locked_paths_leave_the_reserve)
 {
-	struct world *w = world_of((struct kvt_core_config){ .uid_pages = 52 });
-	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
-	struct client *c = client_of(w, OTHER);
-	uint32_t ns = space_open(a, "ns"), other = space_open(c, "other");
+	struct world *w = world_of((struct kvt_core_config){ .reserve_pages = 8 });
+	struct client *a = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(a, "ns"), other = space_open(b, "other");
 	struct answer first, last;
 	struct seq *seq;
 
-	assert_int_equal(space_open(b, "ns"), ns);
 	for (uint32_t i = 0; i < 7; i++) /* 56 of 60 pages: cached, and no lease has them */
 		expect_ok(insert(a, ns, range(100 * i + 1, 100 * i + 16)));
 	for (uint32_t i = 0; i < 6; i++)
-		last = match_lock(i % 2 ? a : b, ns, range(100 * i + 1, 100 * i + 16));
+		last = match_lock(a, ns, range(100 * i + 1, 100 * i + 16));
 	assert_int_equal(last.matched, 16);
 	first = match_lock(a, ns, range(601, 616)); /* would leave 4 */
-	expect_refused(first, -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(first, -EDQUOT, KVT_REASON_SHARE);
 	assert_int_equal(first.number, 52);
-	expect_refused(lock(b, match(b, ns, range(601, 616)).handle), -EDQUOT,
-		       KVT_REASON_UID_PAGES);
-	expect_refused(begin(a, ns, range(601, 616), 0, 0)->a, -EDQUOT, KVT_REASON_UID_PAGES);
-	expect_refused(alloc(a, 5), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(lock(a, match(a, ns, range(601, 616)).handle), -EDQUOT, KVT_REASON_SHARE);
+	expect_refused(begin(a, ns, range(601, 616), 0, 0)->a, -EDQUOT, KVT_REASON_SHARE);
+	expect_refused(alloc(a, 5), -EDQUOT, KVT_REASON_SHARE);
 	expect_ok(match_lock(a, ns, range(1, 16))); /* is locked already */
 	expect_ok(match(a, ns, range(601, 616)));
-	seq = begin(c, other, range(1, 16), 0, 0);
+	seq = begin(b, other, range(1, 16), 0, 0);
 	expect_ok(seq->a);
 	assert_int_equal(seq->a.reusable, 0);
-	expect_refused(alloc(c, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(alloc(b, 1), -EDQUOT, KVT_REASON_SHARE);
 	expect_ok(unlock(a, last));
-	expect_ok(alloc(c, 1));
+	expect_ok(alloc(b, 1));
+}
+
+/* Both hold more than the reserve, so both wait. An END of either lets both continue. */
+TEST(the_reserve_is_there_again_for_ever)
+{
+	struct world *w = world_of((struct kvt_core_config){ .reserve_pages = 8 });
+	struct client *hog = client_new(w), *b = client_new(w);
+	uint32_t ns = space_open(hog, "ns");
+	struct seq *seq;
+
+	assert_int_equal(space_open(b, "ns"), ns);
+	for (uint32_t i = 0; i < 52; i++) {
+		seq = begin(hog, ns, range(2 * i + 1, 2 * i + 2), 0, 0);
+		expect_ok(seq->a);
+		expect_ok(commit(seq, 2, NO_KEYS, 0));
+	}
+	for (uint32_t i = 0; i < 20; i++) {
+		expect_refused(begin(hog, ns, range(201, 202), 0, 0)->a, -EDQUOT,
+			       KVT_REASON_SHARE);
+		seq = begin(b, ns, range(1000 * i + 1001, 1000 * i + 1016), 0, 0);
+		expect_ok(seq->a);
+		expect_ok(commit(seq, 16, NO_KEYS, 0));
+		expect_refused(begin(hog, ns, range(201, 202), 0, 0)->a, -ENOSPC,
+			       KVT_REASON_ALL_LOCKED);
+		expect_ok(end(seq));
+	}
 }
 
 TEST(a_successor_counts_the_same)
 {
 	struct world *w = world_of((struct kvt_core_config){
-		.uid_sessions = 2, .uid_pages = 20 });
+		.uid_sessions = 2, .reserve_pages = 20 });
 	struct client *a = client_of(w, ENGINE), *b = client_of(w, ENGINE);
 	struct client *c = client_of(w, OTHER);
 	struct kvt_core_peer peer = { .uid = ENGINE };
@@ -178,12 +201,13 @@ TEST(a_successor_counts_the_same)
 	uint32_t session;
 	char why[256] = "";
 
-	alloc(a, 8);
-	alloc(b, 12);
+	expect_ok(alloc(a, 28));
+	expect_ok(alloc(b, 12));
 	client_dies(b, KVT_SIGN_EXITED);
 	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
 	assert_int_equal(kvt_core_session_open(w->core, &peer, &view, 1, &session), -EDQUOT);
-	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	expect_refused(alloc(a, 1), -EDQUOT, KVT_REASON_SHARE);
 	expect_ok(alloc(c, 20));
-	expect_refused(alloc(c, 1), -EDQUOT, KVT_REASON_UID_PAGES);
+	client_dies(c, KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET);
+	expect_ok(alloc(a, 20)); /* alone */
 }
