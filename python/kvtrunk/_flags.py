@@ -27,6 +27,8 @@ SPARE_BYTES = 1 << 30
 """Left free on a device. An engine's context is there before the engine looks what is free."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _INDEX = "model.safetensors.index.json"
+_MAJOR = 75
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR."""
 
 
 def size(text: str) -> int:
@@ -110,16 +112,26 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
                         help="of a device (those of this machine's first)")
 
 
-def device_bytes() -> Optional[int]:
-    """Memory of the first device, as engines count it. None: no driver answers."""
+class Device(NamedTuple):
+    """A CUDA device."""
+
+    n_bytes: int
+    """Its memory, as engines count it."""
+    major: int
+    """Of its compute capability."""
+
+
+def first_device() -> Optional[Device]:
+    """The first device. None: no driver answers."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        total, device = ctypes.c_size_t(), ctypes.c_int()
+        total, major, device = ctypes.c_size_t(), ctypes.c_int(), ctypes.c_int()
         failed = (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
-                  or driver.cuDeviceTotalMem_v2(ctypes.byref(total), device))
+                  or driver.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+                  or driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device))
     except (OSError, AttributeError):
         return None
-    return None if failed else total.value
+    return None if failed else Device(total.value, major.value)
 
 
 def weights_bytes(folder: pathlib.Path) -> int:
@@ -151,7 +163,8 @@ def divide(arguments: argparse.Namespace, folder: pathlib.Path, n_ranks: int,
            pool: Optional[int]) -> Division:
     """Divide a device between the pool and engines of a model. pool: None takes what they leave.
     ValueError: it is too small, or something is not known."""
-    total = arguments.device_bytes or device_bytes()
+    first = first_device()
+    total = arguments.device_bytes or (first and first.n_bytes)
     if not total:
         raise ValueError("how much memory has a device? No driver tells here: give --device-bytes, "
                          "as 80G")

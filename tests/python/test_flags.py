@@ -74,11 +74,13 @@ def test_a_device_that_is_too_small_is_refused(tmp_path, options, says):
 
 
 @pytest.mark.skipif(not os.path.exists(STANDIN), reason="the stand-in for the driver is not built")
-def test_the_size_of_a_device_is_the_drivers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("major, layout", [(9, "nhkd"), (10, "hnkd")])
+def test_the_driver_says_what_a_device_is(tmp_path, monkeypatch, major, layout):
     monkeypatch.setenv("LD_LIBRARY_PATH", STANDIN)
     monkeypatch.setenv("KVT_STANDIN_MEMORY", str(40 << 30))
+    monkeypatch.setenv("KVT_STANDIN_MAJOR", str(major))
     daemon, _ = printed(tmp_path, "vllm", "--device=cuda", "--engine-bytes=8G")
-    assert f"--pool-bytes={23 << 30}" in daemon
+    assert f"--pool-bytes={23 << 30}" in daemon and f"--kv-layout={layout}" in daemon
 
 
 def sized(path, gib):

@@ -39,7 +39,10 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
     options = said.stdout.split()
     on_cpu = arguments.device == "cpu"
     if LATENT not in options:
-        options.append(f"--kv-layout={'hknd' if on_cpu else 'nhkd'}")
+        device = None if on_cpu else _flags.first_device()
+        # FlashInfer, which vLLM prefers on Blackwell, reads there heads first only.
+        layout = "hnkd" if device is not None and device.major == 10 else "nhkd"
+        options.append(f"--kv-layout={'hknd' if on_cpu else layout}")
     options.append("--kv-order=layer")
     return options if on_cpu else _flags.on_device(options, ranks)
 

@@ -325,7 +325,9 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 						      : 0;
 		return 0;
 	case KVT_CU_ATTRIBUTE_UNIFIED_ADDRESSING: *value = !standin_trait("no-unified"); return 0;
-	case KVT_CU_ATTRIBUTE_MAJOR: *value = stub_major; return 0;
+	case KVT_CU_ATTRIBUTE_MAJOR:
+		*value = (int)standin_number("KVT_STANDIN_MAJOR", (uint64_t)stub_major);
+		return 0;
 	case KVT_CU_ATTRIBUTE_MINOR: *value = 0; return 0;
 	case KVT_CU_ATTRIBUTE_SHARED_PER_SM: *value = standin_shared_bytes(); return 0;
 	case KVT_CU_ATTRIBUTE_SHARED_PER_BLOCK: *value = standin_shared_bytes() - 1024; return 0;

@@ -4,11 +4,12 @@
     ENGINE_PYTHON=PYTHON tests/engines/run vllm tests/engines/vllm/device.py -s
 
 PYTHON is an interpreter with vLLM, pytest and cffi. Without a device the same runs on the CPU: that
-tests this file. A wrong page changes a whole text; rounding, which depends on what is computed
+tests this file. It has run on no device. A wrong page changes a whole text; rounding, which depends on what is computed
 together, changes some. So texts are counted, beside a control: a second run of the engine alone.
 """
 import functools
 import random
+import shlex
 
 import model
 import pytest
@@ -37,10 +38,16 @@ def folder(tmp_path_factory):
                        head_dim=128 if devices() else 64, dtype=kind())
 
 
-def daemon_for(folder, ranks=1):
-    options, _ = flags(folder, "--device", "cuda" if devices() else "cpu", "--pool-bytes", "64M",
-                       "--tensor-parallel-size", str(ranks))
-    return testing.daemon(**options)
+def printed(folder, ranks):
+    """Options of a daemon, and those of each of three engines, as `flags` prints them."""
+    daemon, command = flags(folder, "--device", "cuda" if devices() else "cpu", "--engines", "3",
+                            "--pool-bytes", "64M", "--tensor-parallel-size", str(ranks))
+    words = shlex.split(command)
+    options = {"dtype": kind(), "tensor_parallel_size": ranks}
+    if devices():
+        options["gpu_memory_utilization"] = float(
+            words[words.index("--gpu-memory-utilization") + 1])
+    return daemon, options
 
 
 def texts(round_):
@@ -73,9 +80,12 @@ def equal(answers, cold):
 def test_two_engines_say_what_one_alone_says(folder, start, eager, ranks):
     if ranks > 1 and devices() < ranks:
         pytest.skip(f"needs {ranks} devices")
-    options = {"dtype": kind(), "enforce_eager": eager, "tensor_parallel_size": ranks}
-    with daemon_for(folder, ranks) as daemon:
-        alone, both = start(**options), [start(daemon, **options) for _ in range(2)]
+    made, options = printed(folder, ranks)
+    options["enforce_eager"] = eager
+    with testing.daemon(**made) as daemon:
+        # One after the other: what is free decides whether vLLM starts.
+        alone = start(**options).wait()
+        both = [start(daemon, **options).wait() for _ in range(2)]
         found = 0
         for round_ in range(2):
             asked = texts(round_)
