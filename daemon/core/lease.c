@@ -396,8 +396,10 @@ static enum kvt_reason beyond_quota(const struct kvt_core *core, uint32_t id, ui
 							     KVT_REASON_SHARE;
 	}
 	*ret_limit = core->config.n_pages - 1 - core->config.reserve_pages;
-	return n <= left && n + path_pages > within_reserve(core, id, left + path_pages) ?
-		       KVT_REASON_SHARE : KVT_REASON_NONE;
+	if (n > left || n + core->config.reserve_pages <= left)
+		return KVT_REASON_NONE;
+	return n + path_pages > within_reserve(core, id, left + path_pages) ? KVT_REASON_SHARE :
+									      KVT_REASON_NONE;
 }
 
 /** Check that the session may take n pages and lock path_pages that could be evicted. Fills
@@ -833,7 +835,8 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 		kvt_wait_progress(core, plan.id);
 	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
 	 * its own later commits would be stale: another session's TTL would decide. */
-	kvt_path_raise(core, plan.lease->node, INT32_MIN, KVT_NEVER);
+	if (core->expiry.count > 0)
+		kvt_path_raise(core, plan.lease->node, INT32_MIN, KVT_NEVER);
 	if (!(sqe->flags & KVT_F_CHUNKED) && !(plan.lease->flags & KVT_LEASE_COUNTED)) {
 		plan.lease->flags |= KVT_LEASE_COUNTED;
 		kvt_path_count_hit(core, plan.lease->node);
