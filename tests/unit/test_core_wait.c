@@ -241,3 +241,57 @@ TEST(a_lease_record_that_is_used_again_is_another_lease)
 	assert_int_equal(w->done[0].lease, record);
 	assert_int_equal(w->done[1].notice.state, KVT_NOTICE_ABANDONED);
 }
+
+/* The queue has the end of the chain first. */
+TEST(a_chain_of_waiters_is_followed_in_any_order)
+{
+	struct world *w = world_small(4, 60);
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct answer answer;
+
+	space_open(b, "ns");
+	space_open(c, "ns");
+	begin(a, ns, range(1, 16), 0, 0);
+	begin(b, ns, range(101, 116), 0, 0);
+	begin(c, ns, range(201, 216), 0, 0);
+	waiting(b, ns, range(201, 216));
+	waiting(a, ns, range(101, 116));
+	answer = begin_waiting(c, ns, range(1, 16), KVT_F_WAIT, 1000); /* a waits for b, b for c */
+	expect_ok(answer);
+	assert_false(answer.deferred);
+	assert_int_equal(answer.cqe.begin.announced, 16);
+}
+
+/* What d waited for has ended, and b has its record. b waits for c, but d does not wait for b. */
+TEST(a_record_that_is_used_again_makes_no_chain)
+{
+	struct world *w = world_new((struct kvt_core_config){ .page_size = 4, .n_pages = 60,
+							      .n_leases = 5 });
+	struct client *a = client_new(w), *b = client_new(w), *c = client_new(w);
+	struct client *d = client_new(w);
+	uint32_t ns = space_open(a, "ns"), record;
+	struct seq *seq;
+
+	space_open(b, "ns");
+	space_open(c, "ns");
+	space_open(d, "ns");
+	seq = begin(d, ns, range(1, 8), 0, 0);
+	begin(c, ns, range(401, 416), 0, 0);
+	begin(a, ns, range(301, 316), 0, 0);
+	record = begin(a, ns, range(1, 16), 0, 0)->lease;
+	waiting(b, ns, range(401, 416));
+	waiting(b, ns, range(301, 316));
+	waiting(c, ns, range(1, 20));
+	waiting(d, ns, range(1, 24));
+	begin(d, ns, range(501, 504), 0, 0); /* takes the last record */
+	expect_ok(close_session(a));
+	kvt_core_wake(w->core, w->now_ns);
+	expect_begun(w, 0, 0, KVT_CQE_TAKEOVER);
+	assert_int_equal(w->done[0].lease, record);
+	assert_int_equal(w->n_done, 2);
+	expect_begun(w, 1, 0, KVT_CQE_TAKEOVER);
+	/* c waits for the beginning, which d computes. */
+	assert_int_equal(w->core->pending[w->core->last_waiter].session, c->session);
+	assert_int_equal(w->core->pending[w->core->last_waiter].lease, seq->lease);
+}
