@@ -65,7 +65,7 @@ static const char *const harmless[] = {
 	"query_pre_attn_scalar", "reorder_and_upcast_attn",
 	"scale_attention_softmax_in_fp32", "scale_attn_by_inverse_layer_idx",
 	"scale_attn_weights", "sliding_window", "sliding_window_pattern", "sliding_window_size",
-	"use_flash_attn", "use_logn_attn", "use_sliding_window",
+	"use_flash_attn", "use_logn_attn", "use_parallel_block", "use_sliding_window",
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
