@@ -98,26 +98,28 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/cache.py": {"CacheConfig": (
         "block_size", "cache_dtype", "enable_prefix_caching", "kv_offloading_size",
-        "kv_sharing_fast_prefill", "num_gpu_blocks_override")},
+        "kv_sharing_fast_prefill", "num_gpu_blocks_override", "sliding_window")},
     "config/device.py": {"DeviceConfig": ("device_type",)},
     "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events",)},
     "config/kv_transfer.py": {"KVTransferConfig": (
         "engine_id", "kv_connector", "kv_connector_extra_config", "kv_load_failure_policy",
         "kv_role")},
     "config/model.py": {"ModelConfig": (
-        "dtype", "enable_sleep_mode", "get_sliding_window", "hf_config", "hf_text_config",
-        "is_attention_free", "is_encoder_decoder", "is_hybrid", "is_multimodal_model",
-        "max_model_len", "multimodal_config", "quantization", "quantization_config", "use_mla")},
+        "dtype", "enable_sleep_mode", "get_head_size", "get_sliding_window", "hf_config",
+        "hf_text_config", "is_attention_free", "is_encoder_decoder", "is_hybrid",
+        "is_multimodal_model", "max_model_len", "multimodal_config", "quantization",
+        "quantization_config", "use_mla")},
     "config/parallel.py": {"ParallelConfig": (
         "data_parallel_size", "decode_context_parallel_size", "distributed_executor_backend",
         "enable_elastic_ep", "pipeline_parallel_size", "prefill_context_parallel_size", "rank",
         "tensor_parallel_size", "world_size")},
-    "config/scheduler.py": {"SchedulerConfig": ("max_num_seqs",)},
+    "config/scheduler.py": {"SchedulerConfig": (
+        "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
         "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
     "v1/kv_cache_interface.py": {
-        "FullAttentionSpec": ("attention_chunk_size", "non_causal", "sliding_window"),
+        "FullAttentionSpec": ("non_causal",),
         "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "needs_kv_cache_zeroing",
                           "num_blocks")},
     "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla")},
