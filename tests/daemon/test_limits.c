@@ -64,13 +64,17 @@ static uint32_t hoard(struct kvt_client *client)
 	return all;
 }
 
-TEST_WITH(a_hoarder_leaves_a_quarter_to_others_of_its_uid, start_with_defaults, stop)
+TEST_WITH(hoarders_leave_pages_for_each_newcomer, start_with_defaults, stop)
 {
 	struct kvt_client *hog = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
+	struct kvt_client *third = kvt_test_connect(&daemon_);
 
 	kvt_test_equal(hoard(hog), 768);
 	kvt_test_equal(kvt_client_error(hog)->reason, KVT_REASON_LIMIT_PAGES);
-	kvt_test_equal(hoard(other), 192); /* three quarters of the rest */
+	kvt_test_equal(hoard(other), 128); /* half of the rest: then it holds an eighth of all */
+	kvt_test_equal(kvt_client_error(other)->reason, KVT_REASON_SHARE);
+	kvt_test_equal(hoard(third), 96); /* three quarters of the rest */
+	kvt_client_close(third, KVT_IDLE);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_test_equal(hoard(hog), 256); /* alone, it may have all */
 	kvt_client_close(hog, KVT_IDLE);

@@ -29,7 +29,7 @@ static int start(const char *more)
 
 static int start_default(void **state)
 {
-	return start("socket_mode = 0666\n");
+	return start("max_private_pages = 75%\n");
 }
 
 static int start_small(void **state)
