@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from ._client import Client, Info, connect
 from ._errors import Error
+from ._socket import socket_of
 from .testing import program
 
 
@@ -32,6 +33,12 @@ class Report:
 def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Optional[Info]:
     """Look at a daemon, its pool and its clients. device: "cpu" or "cuda", where the engine
     computes. flags: the command that prints the daemon's options. None: there is no daemon."""
+    try:
+        socket = socket_of(socket, 0 if device == "cuda" else None)
+    except ValueError as error:
+        problem, _, cure = str(error).rpartition(": ")
+        report.bad(problem, cure)
+        return None
     try:
         client = connect(socket, any_geometry=True, label="doctor", connect_wait=0)
     except Error as error:

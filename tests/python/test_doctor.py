@@ -60,6 +60,13 @@ def test_a_daemon_that_is_not_there(tmp_path, examine):
     assert "WRONG no daemon" in said and "start what `flags MODEL` prints" in said
 
 
+def test_a_socket_that_names_a_device(examine):
+    wrong, _, said = examine("/nowhere/gpu{device}.sock")
+    assert wrong == 1 and "WRONG the option socket is /nowhere/gpu{device}.sock, and" in said
+    assert "      write the name of the daemon's socket without {device}" in said
+    assert "/nowhere/gpu0.sock" in examine("/nowhere/gpu{device}.sock", "cuda")[2]
+
+
 def test_a_pool_that_is_elsewhere(daemon, examine):
     wrong, _, said = examine(daemon.socket, "cuda")
     assert wrong == 1

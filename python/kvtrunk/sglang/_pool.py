@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
+from .._socket import socket_of
 from . import _refusals
 from ._leases import Lease, Leases, Reading
 
@@ -73,18 +74,30 @@ def _session(**options: Any) -> Client:
     """The session of an engine: that of its rank 0, whose group the others join with its token."""
     group = ranks()
     if group.world_size == 1:
-        return connect(label="sglang", **options)
+        return connect(_socket(), label="sglang", **options)
     rank: int = group.rank_in_group
-    client, token = None, None
+    client, opened = None, None
     try:
         if rank == 0:
-            client = connect(label="sglang", mirror=True, **options)
-            token = client.group(group.world_size)
+            socket = _socket()
+            client = connect(socket, label="sglang", mirror=True, **options)
+            opened = socket, client.group(group.world_size)
     finally:
-        token = group.broadcast_object(token)  # the others wait for it, after a failure, too
-    if token is None:
+        opened = group.broadcast_object(opened)  # the others wait for it, after a failure, too
+    if opened is None:
         raise _refusals.Refused("rank 0 did not open a session: see its error")
-    return client or connect(label=f"sglang rank {rank}", group=token, rank=rank, **options)
+    socket, token = opened
+    return client or connect(socket, label=f"sglang rank {rank}", group=token, rank=rank, **options)
+
+
+def _socket() -> Optional[str]:
+    """The daemon's socket, whose name may have this rank's device."""
+    from sglang.srt.runtime_context import get_server_args
+    on_device = get_server_args().device == "cuda"
+    try:
+        return socket_of(None, torch.cuda.current_device() if on_device else None)
+    except ValueError as error:
+        raise _refusals.Refused(str(error)) from None
 
 
 def _connect(pool: Any, **options: Any) -> None:

@@ -4,7 +4,8 @@
 vLLM's EngineCore has the scheduler and opens the session. A worker is in the same process, or, as
 one of several always, in one of its own: then EngineCore is rank 0 of a group of kvtrunk and worker
 n is rank 1 + n, so that no page is given away while one of them lives. All derive the group's token
-from vLLM's engine id, which is random unless the user gives one.
+from vLLM's engine id, which is random unless the user gives one. Each data-parallel rank is an engine
+of its own: vLLM appends the rank to its engine id.
 """
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from .._name import Name
 from .._ring import Ring, Spaces
 from .._say import Say
 from .._seq import Fence
+from .._socket import socket_of
 from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
 from ._refuse import refuse
@@ -44,9 +46,20 @@ _CLOSE_S = 5.0
 _ALL = (1 << 64) - 1
 
 
-def _socket(transfer: Any) -> Optional[str]:
-    path: Optional[str] = transfer.kv_connector_extra_config.get("socket")
-    return path
+def socket(vllm_config: Any) -> Optional[str]:
+    """The daemon's socket, in all processes of an engine alike. {device}: that of its rank 0, which
+    vLLM chooses by the data-parallel rank within this host."""
+    given = vllm_config.kv_transfer_config.kv_connector_extra_config.get("socket")
+    if given is not None and not isinstance(given, str):
+        refuse(f"the option socket is {given!r}: give a text, as \"/run/kvtrunk/default.sock\"")
+    parallel, device = vllm_config.parallel_config, None
+    if vllm_config.device_config.device_type == "cuda":
+        rank = parallel.data_parallel_rank_local
+        device = parallel.world_size * (parallel.data_parallel_index if rank is None else rank)
+    try:
+        return socket_of(given, device, parallel.assigned_physical_gpu_ids)
+    except ValueError as error:
+        refuse(str(error))
 
 
 def _token(engine_id: str, session: int) -> bytes:
@@ -75,7 +88,7 @@ class Engine:
             refuse(str(error))
         self.say = Say(logger.warning)
         self.checks = Checks(self._check_every, self.say)
-        self._socket = _socket(transfer)
+        self._socket = socket(vllm_config)
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
@@ -253,7 +266,7 @@ class Worker:
         self.rank = vllm_config.parallel_config.rank
         self.session = 1
         self._engine_id: str = transfer.engine_id
-        self._socket = _socket(transfer)
+        self._socket = socket(vllm_config)
         try:
             self.client = self._join()
         except Stale as error:

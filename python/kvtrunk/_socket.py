@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket of an engine, whose name may have {device}: then each device has a daemon of its own,
+and one name serves data-parallel ranks and replicas alike. Knows no engine."""
+from __future__ import annotations
+
+import os
+from typing import Optional, Sequence
+
+FIELD = "{device}"
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def socket_of(path: Optional[str], device: Optional[int],
+              visible: Optional[Sequence[object]] = None) -> Optional[str]:
+    """The socket's name for connect(). None: its default.
+
+    path: as the user gave it. None: $KVTRUNK_SOCKET. device: index of the rank's first device in
+    `visible`. None: the engine computes on the CPU. visible: numbers of devices. None: those of
+    $CUDA_VISIBLE_DEVICES. ValueError: it has no such name; a sentence with the cure.
+    """
+    what = "KVTRUNK_SOCKET" if path is None else "the option socket"
+    if path is None:
+        path = os.environ.get("KVTRUNK_SOCKET")
+    if not path or not set("{}") & set(path):
+        return path
+    what = f"{what} is {path}"
+    if set("{}") & set(path.replace(FIELD, "")):
+        raise ValueError(f"{what}, and {FIELD} is all that a socket's name may have in braces: "
+                         f"write {FIELD}, or a name without braces")
+    if device is None:
+        raise ValueError(f"{what}, and an engine on the CPU has no device: write the name of the "
+                         f"daemon's socket without {FIELD}")
+    return path.replace(FIELD, str(_number(what, device, visible)))
+
+
+def _number(what: str, device: int, visible: Optional[Sequence[object]]) -> int:
+    """A device's number without CUDA_VISIBLE_DEVICES, as that of the daemon's option devices."""
+    listed = os.environ.get(VARIABLE)
+    if visible is None:
+        if not listed:
+            return device
+        visible = listed.split(",")
+    if device >= len(visible):
+        raise ValueError(f"{what}, and this rank's first device would be number {device} of the "
+                         f"{len(visible)} that it may use ({VARIABLE}={listed}): give it more")
+    word = str(visible[device]).strip()
+    if not word.isdecimal():
+        raise ValueError(f"{what}, and {VARIABLE} names the device {word!r}, which is no number: "
+                         f"give numbers there, or the socket's name without {FIELD}")
+    return int(word)
