@@ -18,6 +18,8 @@ from .testing import program
 RUNTIME = pathlib.Path("/run/kvtrunk")
 CPU_DAEMON = ["--coalesce-patience-ms=30000"]
 """Options of a daemon for engines on CPUs."""
+EACH_DEVICE = "gpu{device}"
+"""Instance of a daemon for each device, as an engine's socket names it."""
 CPU_DAEMON_WHY = ("# a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
                   "twice")
 BESIDE_BYTES = 6 << 30
@@ -67,10 +69,31 @@ def on_device(options: list[str], n_ranks: int) -> list[str]:
     return [*kept, *devices, "--backend=cuda-vmm"]
 
 
-def engine_environment() -> list[str]:
-    """Variables of any engine: the daemon's socket, unless all look there anyway."""
+def of_replicas(daemon: list[str], n_replicas: int, n_ranks: int) -> list[list[str]]:
+    """Commands of a daemon for each replica of an engine, on devices of its own: instances, named
+    by the first device. One replica: the command as it is."""
+    if n_replicas == 1:
+        return [daemon]
+    kept = [word for word in daemon if not word.startswith("--devices=")]
+    return [[*kept, f"--instance=gpu{first}",
+             f"--devices={' '.join(map(str, range(first, first + n_ranks)))}"]
+            for first in range(0, n_replicas * n_ranks, n_ranks)]
+
+
+def engine_environment(instance: str = "default") -> list[str]:
+    """Variables of any engine: the socket of its daemon, unless all look there anyway."""
     folder = _folder()
-    return [] if folder == RUNTIME else [f"KVTRUNK_SOCKET={folder}/default.sock"]
+    if folder == RUNTIME and instance == "default":
+        return []
+    return [f"KVTRUNK_SOCKET={folder}/{instance}.sock"]
+
+
+def count(text: str) -> int:
+    """A number from 1. ValueError."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
+    return number
 
 
 def _folder() -> pathlib.Path:

@@ -110,6 +110,40 @@ def test_vllm_keeps_all_positions_of_a_model_with_windows(tmp_path, device):
         assert ("--disable-hybrid-kv-cache-manager" in engine) == (window is not None)
 
 
+REPLICAS = {"vllm": ("--data-parallel-size", "--tensor-parallel-size"),
+            "sglang": ("--dp-size", "--tp-size")}
+
+
+@pytest.mark.parametrize("engine", REPLICAS)
+def test_replicas_on_devices_have_a_daemon_each(tmp_path, engine):
+    replicas, ranks = REPLICAS[engine]
+    *daemons, command = printed(tmp_path, engine, f"{replicas}=2", f"{ranks}=2", *DEVICE)
+    assert [words[-2:] for words in daemons] == [["--instance=gpu0", "--devices=0 1"],
+                                                   ["--instance=gpu2", "--devices=2 3"]]
+    assert daemons[0][:-2] == daemons[1][:-2]
+    assert any(word.startswith("KVTRUNK_SOCKET=") and word.endswith("/gpu{device}.sock")
+               for word in command)
+    assert command[command.index(replicas) + 1] == "2"
+
+
+@pytest.mark.parametrize("engine", REPLICAS)
+def test_replicas_on_cpus_have_one_daemon_and_shares_of_the_cpus(tmp_path, engine):
+    daemon, command = printed(tmp_path, engine, f"{REPLICAS[engine][0]}=3", "--device=cpu")
+    assert not any("instance" in word for word in daemon) and "device" not in " ".join(command)
+    words = dict(word.split("=", 1) for word in command if "=" in word)
+    if engine == "vllm":
+        assert int(words["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+    else:
+        assert words["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 2
+
+
+@pytest.mark.parametrize("engine", REPLICAS)
+def test_no_replicas_are_refused(tmp_path, engine):
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        printed(tmp_path, engine, f"{REPLICAS[engine][0]}=0")
+    assert refused.value.returncode == 2
+
+
 def test_flags_name_a_folder_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(_flags, "RUNTIME", tmp_path / "kvtrunk")
     assert _flags.daemon() == ["--supervise"] and not _flags.engine_environment()

@@ -20,7 +20,7 @@ from . import NAME, compat
 
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
-             device: str = "cpu") -> _flags.Commands:
+             device: str = "cpu", replicas: int = 1) -> _flags.Commands:
     """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
     is not here."""
     command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
@@ -47,9 +47,11 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
               "--max-total-tokens", str((n_pages - 1) * page_size),
               "--dtype", types.get(values["kv-type"], "auto")]
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
-    variables = _flags.engine_environment()
+    engine += ["--dp-size", str(replicas)] if replicas > 1 else []
+    variables = _flags.engine_environment(
+        _flags.EACH_DEVICE if replicas > 1 and not on_cpu else "default")
     if on_cpu:
-        cpus = "|".join(_flags.cpu_shares(2, ranks)[0])
+        cpus = "|".join(_flags.cpu_shares(2, ranks * replicas)[0])
         variables += ["SGLANG_USE_CPU_ENGINE=1", f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
     return _flags.Commands(daemon, variables, engine)
 
@@ -57,21 +59,26 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
     ranks, pool, more = arguments.tp_size, arguments.pool or 8 << 30, ""
+    on_cpu, replicas = arguments.device == "cpu", arguments.dp_size
     try:
-        if arguments.device == "cpu":
+        if on_cpu:
             why = _flags.CPU_DAEMON_WHY
-            second = "|".join(_flags.cpu_shares(2, ranks)[1])
+            second = "|".join(_flags.cpu_shares(2, ranks * replicas)[1])
             more = f"; of two, the second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}"
         else:
             division = _flags.divide(arguments, model_folder(arguments.model), ranks,
                                      arguments.pool)
             pool, why = division.pool, division.why
         daemon, variables, engine = commands(arguments.model, arguments.page_size, pool,
-                                             arguments.kv_type, ranks, arguments.device)
+                                             arguments.kv_type, ranks, arguments.device, replicas)
     except (ValueError, OSError) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 1
-    print(f"# the daemon, once\n{why}\n{shlex.join(daemon)}\n# each engine{more}")
+    print("# the daemon, once" if on_cpu or replicas == 1 else "# a daemon for each device, once")
+    print(why)
+    for words in _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks):
+        print(shlex.join(words))
+    print(f"# each engine{more}")
     print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0
 
@@ -127,6 +134,8 @@ def main() -> int:
                      "(8G; on a device what the engines leave)")
     one.add_argument("--tp-size", type=int, default=1, metavar="N",
                      help="ranks, each with a slab of the pool (1)")
+    one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
+                     help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
     one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     _flags.add_device_options(one)

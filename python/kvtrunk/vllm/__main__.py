@@ -66,7 +66,7 @@ def _division(arguments: argparse.Namespace) -> _flags.Division:
         raise SystemExit(str(error)) from None
 
 
-def commands(arguments: argparse.Namespace) -> _flags.Commands:
+def commands(arguments: argparse.Namespace, replicas: int = 1) -> _flags.Commands:
     """What to start. SystemExit: the model cannot be shared, or is not here."""
     on_cpu = arguments.device == "cpu"
     if on_cpu and arguments.block_size % 32:
@@ -91,29 +91,36 @@ def commands(arguments: argparse.Namespace) -> _flags.Commands:
         engine += ["--dtype", "float32"]
     if arguments.tensor_parallel_size > 1:
         engine += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
+    if replicas > 1:
+        engine += ["--data-parallel-size", str(replicas)]
     if arguments.kv_cache_dtype != "auto":
         engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
             "fp16", "float16")]
-    variables = _flags.engine_environment()
+    variables = _flags.engine_environment(
+        _flags.EACH_DEVICE if replicas > 1 and not on_cpu else "default")
     if on_cpu:
         # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
-        threads = len(os.sched_getaffinity(0)) // (2 * arguments.tensor_parallel_size)
+        ranks = max(2, replicas) * arguments.tensor_parallel_size
+        threads = len(os.sched_getaffinity(0)) // ranks
         variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]
     return _flags.Commands(daemon, variables, engine)
 
 
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
-    daemon, variables, engine = commands(arguments)
-    on_cpu = arguments.device == "cpu"
-    print("# the daemon, once")
+    on_cpu, replicas = arguments.device == "cpu", arguments.data_parallel_size
+    daemon, variables, engine = commands(arguments, replicas)
+    print("# the daemon, once" if on_cpu or replicas == 1 else "# a daemon for each device, once")
     print(_flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why)
-    print(shlex.join(daemon))
+    for words in _flags.of_replicas(daemon, 1 if on_cpu else replicas,
+                                    arguments.tensor_parallel_size):
+        print(shlex.join(words))
     print("# each engine; it takes no KV memory of its own")
     if on_cpu and LATENT in daemon:
         print("# on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
     if on_cpu:
-        print("# threads for two engines on these CPUs: more than there are cores make requests slow")
+        print(f"# threads for {max(2, replicas)} engines on these CPUs: more than there are cores make "
+              "requests slow")
     print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0
 
@@ -169,6 +176,8 @@ def main() -> int:
                      choices=["auto", "bf16", "fp16", "fp8_e4m3"])
     one.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
                      help="ranks, each with a slab of the pool (1)")
+    one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
+                     help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
     _flags.add_device_options(one)
