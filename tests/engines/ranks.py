@@ -16,12 +16,12 @@ def expect_a_slab_for_each(daemon, engine):
     assert slabs[0] != slabs[1] and all(any(slab) for slab in slabs)
 
 
-def kill_one(daemon, private, other, engine, victim, seed):
+def kill_one(daemon, private, other, engine, victim, seed, **more):
     """Kill a process of an engine in prefill: the other one reads what it cached, and all pages
-    come back."""
+    come back. more: of its request."""
     text = prompt(seed, 1500)
     before = counters(daemon)
-    engine.ask(do="generate", prompts=[text], max_tokens=400)
+    engine.ask(do="generate", prompts=[text], max_tokens=400, **more)
     until(lambda: counters(daemon).cached_pages >= before.cached_pages + 4)
     os.kill(engine.find(victim), signal.SIGKILL)
     until(lambda: counters(daemon).live_sessions < before.live_sessions)

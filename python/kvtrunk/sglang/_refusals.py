@@ -41,8 +41,10 @@ REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("--enable-pdmux", _is_set("enable_pdmux"), "it is not supported: leave it out"),
     ("--nnodes", _above_one("nnodes"), "the ranks must be processes of this host: leave it out"),
     ("--pp-size", _above_one("pp_size"), "pipeline parallelism is not supported: leave it out"),
-    ("--dp-size", _above_one("dp_size"),
-     "start one engine for each replica: they share the pool all the same"),
+    ("--attn-dp-size", lambda args: bool(
+        _above_one("attn_dp_size")(args) or _is_set("enable_dp_attention")(args)),
+     "its ranks have requests of their own, and all ranks of an engine write each page: leave it and "
+     "--enable-dp-attention out; --dp-size alone makes whole replicas"),
     ("--attn-cp-size", _above_one("attn_cp_size"), "KV sharding is not supported: leave it out"),
     ("--dcp-size", _above_one("dcp_size"), "KV sharding is not supported: leave it out"),
     ("--enable-kv-cache-sharding", _is_set("enable_kv_cache_sharding"),

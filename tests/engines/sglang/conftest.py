@@ -51,7 +51,8 @@ class Engine(engine.Engine):
                           "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": path,
                           # More ranks than NUMA nodes, with gloo: a torch for CUDA brings NCCL.
                           "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
-                              str(i % os.cpu_count()) for i in range(options.get("tp_size", 1))),
+                              str(i % os.cpu_count()) for i in range(
+                                  options.get("tp_size", 1) * options.get("dp_size", 1))),
                           "SGLANG_NCCL_SO_PATH": "none",
                           **dict(environment)}, daemon)
 

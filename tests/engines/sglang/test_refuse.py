@@ -21,6 +21,8 @@ def arguments(**more):
     ("disaggregation_mode", "decode", "--disaggregation-mode"),
     ("nnodes", 2, "--nnodes"),
     ("pp_size", 2, "--pp-size"),
+    ("attn_dp_size", 2, "--attn-dp-size"),
+    ("enable_dp_attention", True, "--enable-dp-attention"),
     ("kv_events_config", "{}", "--kv-events-config"),
     ("enable_memory_saver", True, "--enable-memory-saver"),
     ("enable_streaming_session", True, "--enable-streaming-session"),
@@ -159,7 +161,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
                                  page_size=PAGE, size=(PAGES - 1) * PAGE)
     options = {"page_size": PAGE, **pages} if "page_bytes" in pages else geometry(**pages)
     with testing.daemon(**options) as daemon:
-        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        monkeypatch.setattr(_pool, "_socket", lambda: daemon.socket)
         monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
             _pool._connect(pool)
@@ -212,3 +214,16 @@ def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     with testing.daemon(**geometry(kv_layout="hnd")) as daemon:
         said(daemon.socket, "--kv-layout=nhd")
     said(tmp_path / "none", "no daemon")
+
+
+def test_a_socket_names_the_device_of_a_rank(monkeypatch):
+    from kvtrunk.sglang import _pool
+    given = arguments()
+    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: given)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("KVTRUNK_SOCKET", "/run/gpu{device}.sock")
+    with pytest.raises(_refusals.Refused, match="an engine on the CPU has no device"):
+        _pool._socket()
+    given.device = "cuda"
+    assert _pool._socket() == "/run/gpu3.sock"
