@@ -81,8 +81,8 @@ OPTIONS: tuple[Rule, ...] = (
      "draft models and draft layers are not supported, because their KV is not in the pool: set "
      '"method":"ngram" or "suffix" in --speculative-config, or remove it'),
     (lambda c: c.parallel_config.data_parallel_size > 1,
-     "data-parallel attention is not supported: remove --data-parallel-size, and start one engine "
-     "for each replica, which share one pool"),
+     "data-parallel ranks that compute the experts of a model together are not supported: remove "
+     "--data-parallel-size, and start one engine for each replica, which share one pool"),
     (lambda c: c.parallel_config.enable_elastic_ep,
      "elastic expert parallelism is not supported: remove --enable-elastic-ep"),
     (lambda c: c.parallel_config.pipeline_parallel_size > 1,
@@ -91,8 +91,10 @@ OPTIONS: tuple[Rule, ...] = (
      or c.parallel_config.prefill_context_parallel_size > 1,
      "context parallelism shards the KV of a page: remove --decode-context-parallel-size and "
      "--prefill-context-parallel-size"),
-    (lambda c: c.parallel_config.distributed_executor_backend not in ("uni", "mp"),
-     "workers must be processes of this host: set --distributed-executor-backend mp"),
+    (lambda c: c.parallel_config.distributed_executor_backend not in ("uni", "mp")
+     or c.parallel_config.nnodes_within_dp > 1,
+     "workers must be processes of this host: set --distributed-executor-backend mp and "
+     "--data-parallel-backend mp, and do not divide one rank among hosts (--nnodes)"),
     (lambda c: c.kv_events_config is not None and c.kv_events_config.enable_kv_cache_events,
      "KV events are not supported, because other engines cache and evict, too: remove "
      "--kv-events-config"),

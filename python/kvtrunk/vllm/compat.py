@@ -110,9 +110,10 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "is_multimodal_model", "max_model_len", "multimodal_config", "quantization",
         "quantization_config", "use_mla")},
     "config/parallel.py": {"ParallelConfig": (
+        "assigned_physical_gpu_ids", "data_parallel_index", "data_parallel_rank_local",
         "data_parallel_size", "decode_context_parallel_size", "distributed_executor_backend",
-        "enable_elastic_ep", "pipeline_parallel_size", "prefill_context_parallel_size", "rank",
-        "tensor_parallel_size", "world_size")},
+        "enable_elastic_ep", "nnodes_within_dp", "pipeline_parallel_size",
+        "prefill_context_parallel_size", "rank", "tensor_parallel_size", "world_size")},
     "config/scheduler.py": {"SchedulerConfig": (
         "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
@@ -175,6 +176,9 @@ CALLS = (
     ("v1/worker/gpu/block_table.py",
      r"if self\.redirect_writes_to_null_block:\s+block_ids = \[0\] \* len\(block_ids\)"),
     ("config/model.py", r"self\.runner_type = "),
+    # Data-parallel ranks: an engine each, unless they compute experts together.
+    (_CORE, r"reconfigure_for_independent_dp_rank\(\)"),
+    (_CORE, r"engine_id = \(\s+f\"\{vllm_config\.kv_transfer_config\.engine_id\}_dp\{dp_rank\}\""),
     (_WORKER, r"get_mem_pool_context\("),
     ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),

@@ -9,13 +9,15 @@ import time
 from serving import serve
 
 
+DEFAULTS = {"skip_tokenizer_init": True, "dtype": "float32", "block_size": 32,
+            "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 16,
+            "disable_log_stats": False, "kv_cache_memory_bytes": 1 << 27}
+
+
 def started(folder, options):
     from vllm import LLM
 
-    return LLM(**{
-        "model": folder, "skip_tokenizer_init": True, "dtype": "float32", "block_size": 32,
-        "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 16,
-        "disable_log_stats": False, "kv_cache_memory_bytes": 1 << 27, **options})
+    return LLM(**{"model": folder, **DEFAULTS, **options})
 
 
 def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=None, images=(),

@@ -15,6 +15,7 @@ from engine import prompt
 from kvtrunk import testing
 from kvtrunk.vllm import compat
 from kvtrunk.vllm import _refuse as rules
+from kvtrunk.vllm._engine import socket
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ REFUSED = [
     ("ec_transfer_config", object(), "--ec-transfer-config"),
     ("speculative_config", types.SimpleNamespace(method="mtp"), "--speculative-config"),
     ("parallel_config.data_parallel_size", 2, "--data-parallel-size"),
+    ("parallel_config.nnodes", 2, "--nnodes"),
     ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
     ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size"),
@@ -77,6 +79,40 @@ REFUSED = [
 
 def test_a_plain_configuration_passes(config):
     rules.check_config(config)
+
+
+def test_data_parallel_ranks_without_experts_pass(config):
+    made = changed(config, "parallel_config.data_parallel_size", 2)
+    made.parallel_config.reconfigure_for_independent_dp_rank()  # as vLLM does
+    rules.check_config(made)
+
+
+@pytest.mark.parametrize("parallel, devices, says", [
+    ({}, None, "gpu0"), ({}, "3", "gpu3"), ({"data_parallel_rank_local": 3}, None, "gpu3"),
+    ({"data_parallel_index": 3, "data_parallel_rank_local": None}, None, "gpu3"),
+    ({"data_parallel_index": 9, "data_parallel_rank_local": 1, "world_size": 2}, "4,5,6,7", "gpu6"),
+    ({"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 7]}, "2,3,7", "gpu7"),
+    ({"data_parallel_rank_local": 1}, "3", "kvtrunk: the option socket .*: give it more")])
+def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel, devices, says):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices or "")
+    made = changed(config, "kv_transfer_config.kv_connector_extra_config",
+                   {"socket": "/run/gpu{device}.sock"})
+    with pytest.raises(rules.Refused, match="an engine on the CPU has no device"):
+        socket(made)
+    made = changed(made, "device_config.device_type", "cuda")
+    for name, value in parallel.items():
+        made = changed(made, f"parallel_config.{name}", value)
+    if says.startswith("gpu"):
+        assert socket(made) == f"/run/{says}.sock"
+    else:
+        with pytest.raises(rules.Refused, match=says):
+            socket(made)
+
+
+def test_a_socket_that_is_no_text_is_refused(config):
+    made = changed(config, "kv_transfer_config.kv_connector_extra_config", {"socket": 7})
+    with pytest.raises(rules.Refused, match="the option socket is 7: give a text"):
+        socket(made)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""serve.py for data-parallel ranks: vLLM's engine for servers, with a rank for each prompt."""
+import asyncio
+import itertools
+
+from serve import DEFAULTS
+from serving import serve
+
+LOOP = asyncio.new_event_loop()
+NUMBERS = itertools.count()
+
+
+def started(folder, options):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    async def start():
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(
+            **{"model": folder, **DEFAULTS, **options}))
+
+    return LOOP.run_until_complete(start())
+
+
+async def one(engine, prompt, rank, max_tokens):
+    from vllm import SamplingParams, TokensPrompt
+
+    wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True,
+                            detokenize=False)
+    async for said in engine.generate(TokensPrompt(prompt_token_ids=prompt), wanted,
+                                      str(next(NUMBERS)), data_parallel_rank=rank):
+        done = said
+    return {"tokens": list(done.outputs[0].token_ids), "cached": done.num_cached_tokens}
+
+
+def generate(engine, prompts, max_tokens=16, ranks=(0,)):
+    """All at the same time, by these ranks in turn."""
+    async def every():
+        return await asyncio.gather(*(one(engine, prompt, rank, max_tokens) for prompt, rank in
+                                      zip(prompts, itertools.cycle(ranks))))
+
+    return LOOP.run_until_complete(every())
+
+
+if __name__ == "__main__":
+    serve(started, {"generate": generate}).shutdown()
