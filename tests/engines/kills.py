@@ -19,10 +19,10 @@ def engines(daemon, start, order):
     return [start(**SMALL), start(daemon, **SMALL), start(daemon, environment={"KILL": str(order)})]
 
 
-@pytest.mark.parametrize("operation, process", KILLS)
-def test_a_kill_at(operation, process, daemon, engines, start, order):
+def kill_at(operation, process, daemon, order, engines):
+    """Kill a process of the last engine at its next such operation. Expect that another one answers
+    the same prompt, and that no page stays held. Returns the prompt and what it generates."""
     private, b, a = engines
-    engines[2] = start(daemon, environment={"KILL": str(order)})
     text = prompt(next(SEEDS), 600)
     expected = private.generate(text, max_tokens=100)[0]["tokens"]
     pid = a.wait().find(process)
@@ -33,5 +33,13 @@ def test_a_kill_at(operation, process, daemon, engines, start, order):
     assert b.generate(text, max_tokens=100)[0]["tokens"] == expected
     a.kill()
     expect_nothing_held(daemon)
+    return text, expected
+
+
+@pytest.mark.parametrize("operation, process", KILLS)
+def test_a_kill_at(operation, process, daemon, engines, start, order):
+    following = start(daemon, environment={"KILL": str(order)})
+    text, expected = kill_at(operation, process, daemon, order, engines)
+    engines[2] = following
     assert engines[2].generate(text, max_tokens=100)[0] == {"tokens": expected,
                                                             "cached": whole(text)}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a tiny Llama with random weights as a Hugging Face folder: config, safetensors, tokenizer.
+"""Write a tiny Llama, or another model, with random weights as a Hugging Face folder: config,
+safetensors, tokenizer.
 
 Weights have a standard deviation of 0.12, so that the greedy text depends on all tokens before it:
 a wrong page gives another text. Tokens are bytes, and ids from 256 on are <256>, <257>, ...
@@ -38,6 +39,25 @@ def latent(layers=2, heads=4, **overrides):
     }
 
 
+WINDOW = 48
+WINDOWS = {
+    "gpt-oss": {"layers": 4, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+                "attention_bias": True, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "rope_parameters": {
+                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "beta_fast": 32.0,
+                    "beta_slow": 1.0, "original_max_position_embeddings": 4096}},
+    "Gemma 3": {"layers": 6, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+                "query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh"},
+    "Mistral": {"layers": 4, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+}
+"""Overrides of config() for models whose layers have windows: every second, five of six, all."""
+
+
+def windows(name, **overrides):
+    """Overrides of config() for a model of WINDOWS. The windows are shorter than the prompts."""
+    return {"sliding_window": WINDOW, **WINDOWS[name], **overrides}
+
+
 def _attention(values, at):
     """Name and shape of each tensor of a layer's attention."""
     width, heads = values["hidden_size"], values["num_attention_heads"]
@@ -51,24 +71,48 @@ def _attention(values, at):
         yield at + "o_proj.weight", (width, heads * values["v_head_dim"])
         return
     queries, pairs = (n * values["head_dim"] for n in (heads, values["num_key_value_heads"]))
-    yield at + "q_proj.weight", (queries, width)
-    yield at + "k_proj.weight", (pairs, width)
-    yield at + "v_proj.weight", (pairs, width)
-    yield at + "o_proj.weight", (width, queries)
+    for name, shape in (("q", (queries, width)), ("k", (pairs, width)), ("v", (pairs, width)),
+                        ("o", (width, queries))):
+        yield f"{at}{name}_proj.weight", shape
+        if values["attention_bias"]:
+            yield f"{at}{name}_proj.bias", shape[:1]
+    if values["model_type"] == "gpt_oss":
+        yield at + "sinks", (heads,)
+    if values["model_type"] == "gemma3_text":
+        yield at + "q_norm.weight", (values["head_dim"],)
+        yield at + "k_norm.weight", (values["head_dim"],)
+
+
+def _mlp(values, at):
+    """Name and shape of each tensor behind a layer's attention."""
+    width, inner = values["hidden_size"], values["intermediate_size"]
+    if values["model_type"] == "gpt_oss":
+        n = values["num_local_experts"]
+        yield at + "router.weight", (n, width)
+        yield at + "router.bias", (n,)
+        yield at + "experts.gate_up_proj", (n, width, 2 * inner)
+        yield at + "experts.gate_up_proj_bias", (n, 2 * inner)
+        yield at + "experts.down_proj", (n, inner, width)
+        yield at + "experts.down_proj_bias", (n, width)
+        return
+    yield at + "gate_proj.weight", (inner, width)
+    yield at + "up_proj.weight", (inner, width)
+    yield at + "down_proj.weight", (width, inner)
 
 
 def shapes(values):
     """Name and shape of each tensor."""
-    width, inner = values["hidden_size"], values["intermediate_size"]
+    width = values["hidden_size"]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if values["model_type"] == "gemma3_text":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     yield "model.embed_tokens.weight", (values["vocab_size"], width)
     for layer in range(values["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        yield at + "input_layernorm.weight", (width,)
+        for norm in norms:
+            yield f"{at}{norm}.weight", (width,)
         yield from _attention(values, at + "self_attn.")
-        yield at + "post_attention_layernorm.weight", (width,)
-        yield at + "mlp.gate_proj.weight", (inner, width)
-        yield at + "mlp.up_proj.weight", (inner, width)
-        yield at + "mlp.down_proj.weight", (width, inner)
+        yield from _mlp(values, at + "mlp.")
     yield "model.norm.weight", (width,)
     yield "lm_head.weight", (values["vocab_size"], width)
 

@@ -4,27 +4,24 @@ import model
 import pytest
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
+@pytest.mark.parametrize("shape, far", [
+    ({}, 0), (model.windows("gpt-oss"), 0), (model.windows("Gemma 3"), 0),
+    (model.windows("Mistral"), 100)], ids=["Llama", *model.WINDOWS])
+def test_text_depends_on_a_token_far_before_it(shape, far, tmp_path):
     import torch
     import transformers
 
-    folder = model.write(tmp_path_factory.mktemp("model"))
-    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    made = transformers.AutoModelForCausalLM.from_pretrained(model.write(tmp_path, **shape),
+                                                             dtype="float32")
 
     def text(prompt):
         out = made.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16,
                             min_new_tokens=16)
         return out[0][len(prompt):].tolist()
 
-    return text
-
-
-def test_text_depends_on_a_token_far_before_it(llama):
     prompt = [(7 * i) % 500 + 2 for i in range(200)]
-    assert llama(prompt) == llama(prompt)
-    assert llama([99] + prompt[1:]) != llama(prompt)
-    assert llama(prompt[:100] + [99] + prompt[101:]) != llama(prompt)
+    said = text(prompt)
+    assert text(prompt) == said != text(prompt[:far] + [99] + prompt[far + 1:])
 
 
 def test_equal_arguments_give_equal_bytes(tmp_path):

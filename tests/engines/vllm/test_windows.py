@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two engines of models whose layers have windows, which keep the KV of all positions: as a gpt-oss,
+a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own frees what is out of a window."""
+import conftest
+import model
+import pytest
+from conftest import PAGE
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
+from kills import kill_at, order  # noqa: F401
+from sharing import whole
+
+from kvtrunk import testing
+
+KEEP = {"disable_hybrid_kv_cache_manager": True}
+N_PAGES = 128
+N, SAID = 8, 200
+assert 2 * N * (150 + SAID) > N_PAGES * PAGE
+
+
+@pytest.fixture(scope="module", params=["Mistral"])
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(name, tmp_path_factory):
+    return model.write(tmp_path_factory.mktemp("model"), **model.windows(name))
+
+
+@pytest.fixture(scope="module")
+def daemon(folder, name):
+    options, engine = conftest.flags(folder)
+    assert "--disable-hybrid-kv-cache-manager" in engine
+    del options["pool_bytes"]
+    with testing.daemon(**{**options, "n_pages": N_PAGES, "max_private_pages": N_PAGES}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engines(daemon, name, order, start):  # noqa: F811
+    """One with a cache of its own, one that compares each reuse, and one that will be killed. With
+    one window in all layers, the switch changes nothing."""
+    made = (start(processes=1, num_gpu_blocks_override=2048),
+            start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"},
+                  max_num_batched_tokens=112, **({} if name == "Mistral" else KEEP)),
+            start(daemon, environment={"KILL": str(order)}, max_num_batched_tokens=256, **KEEP))
+    for engine in made:
+        engine.wait()
+    return made
+
+
+def test_b_reuses_what_only_a_computed(daemon, engines):
+    private, b, a = engines
+    text = prompt(1)
+    expected = private.generate(text, max_tokens=40)[0]["tokens"]
+    assert a.generate(text, max_tokens=40)[0] == {"tokens": expected, "cached": 0}
+    # It computes the last page that it could have reused, and compares.
+    assert b.generate(text, max_tokens=40)[0] == {"tokens": expected, "cached": whole(text) - PAGE}
+    more = text + expected + prompt(2, 40)
+    expected = private.generate(more)[0]["tokens"]
+    assert b.generate(more)[0]["tokens"] == expected
+    assert a.generate(more)[0] == {"tokens": expected, "cached": whole(more)}
+    expect_nothing_held(daemon)
+    assert counters(daemon).suspected_pages == 0
+
+
+def test_the_log_says_once_what_is_kept(engines, name):
+    says = {"gpt-oss": "2 of 4", "Gemma 3": "5 of 6", "Mistral": "4 of 4"}[name]
+    for engine in engines[1:]:
+        assert engine.said().count(
+            f"{says} layers have windows of {model.WINDOW} tokens, and keep all tokens") == 1
+
+
+def test_both_finish_all_in_a_pool_for_two_thirds(daemon, engines):
+    private, *sharing = engines
+    asked = [[prompt(100 * i + j, 150) for j in range(N)] for i in (1, 2)]
+    for engine, prompts in zip(sharing, asked):
+        engine.ask(do="generate", prompts=prompts, max_tokens=SAID)
+    for engine, prompts in zip(sharing, asked):
+        expected = [answer["tokens"] for answer in private.generate(*prompts, max_tokens=SAID)]
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+    until(all_pages_are_back, daemon)
+    assert counters(daemon).suspected_pages == 0
+
+
+def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811
+    kill_at("COMMIT", "EngineCore", daemon, order, engines)
