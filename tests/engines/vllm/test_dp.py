@@ -18,8 +18,10 @@ class Ranks(conftest.Engine):
 
 @pytest.fixture(scope="module")
 def daemon():
-    """Without room for all that both ranks are asked for at once."""
-    with testing.daemon(coalesce_patience_ms=30_000, **geometry(n_pages=160)) as made:
+    """Without room for all that both ranks are asked for at once. The last chunk of a prompt is
+    waited for, too."""
+    with testing.daemon(coalesce_patience_ms=30_000, coalesce_threshold=PAGE,
+                        **geometry(n_pages=160)) as made:
         yield made
 
 
