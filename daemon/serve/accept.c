@@ -25,7 +25,7 @@
 #define ACCEPTS_AT_ONCE 2
 #define FAILED_PAUSE_NS 100000000ull
 
-void kvt_accept_watch(struct kvt_daemon *daemon)
+static void watch(struct kvt_daemon *daemon)
 {
 	kvt_loop_poll(&daemon->loop, daemon->listener.fd, POLLIN,
 		      kvt_tag(KVT_TAG_ACCEPT, 0, daemon->accept.generation));
@@ -104,7 +104,7 @@ static bool accept_one(struct kvt_daemon *daemon)
 	}
 	if (errno == EAGAIN) {
 		daemon->accept.due = false;
-		kvt_accept_watch(daemon);
+		watch(daemon);
 	} else if (errno != EINTR && errno != ECONNABORTED) {
 		failed(daemon, errno);
 	}

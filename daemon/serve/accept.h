@@ -19,8 +19,6 @@ struct kvt_accept {
  * kvt_client_connect() until its timeout. */
 #define KVT_LISTEN_BACKLOG 64
 
-/** Poll the listening socket. */
-void kvt_accept_watch(struct kvt_daemon *daemon);
 /** The poll of the socket fired. */
 void kvt_accept_event(struct kvt_daemon *daemon);
 /** Accept a few connections. */

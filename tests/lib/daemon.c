@@ -328,7 +328,8 @@ void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon)
 	look_at_descriptors(daemon, true);
 }
 
-void kvt_test_verify(const struct kvt_test_daemon *daemon)
+/** Check the operation log with `kvtlab verify`. */
+static void verify(const struct kvt_test_daemon *daemon)
 {
 	char command[1200];
 	int status;
@@ -450,6 +451,6 @@ void kvt_test_daemon_end(struct kvt_test_daemon *daemon)
 {
 	kvt_test_daemon_stop(daemon);
 	if (daemon->logged)
-		kvt_test_verify(daemon);
+		verify(daemon);
 	kvt_test_daemon_remove(daemon);
 }

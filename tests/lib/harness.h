@@ -85,8 +85,6 @@ bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_n
 /** Count, or print, the daemon's open descriptors. */
 uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
 void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon);
-/** Check the operation log DIR/operations with `kvtlab verify`; ends the test if they disagree. */
-void kvt_test_verify(const struct kvt_test_daemon *daemon);
 /** Prepare and start; stop, verify the log if there is one, and remove. */
 void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more);
 void kvt_test_daemon_begin_supervised(struct kvt_test_daemon *daemon, const char *more);
