@@ -99,6 +99,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/cache.py": {"CacheConfig": (
         "block_size", "cache_dtype", "enable_prefix_caching", "kv_offloading_size",
         "kv_sharing_fast_prefill", "num_gpu_blocks_override", "sliding_window")},
+    "config/compilation.py": {"CompilationConfig": ("static_forward_context",)},
     "config/device.py": {"DeviceConfig": ("device_type",)},
     "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events",)},
     "config/kv_transfer.py": {"KVTransferConfig": (
@@ -119,6 +120,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
         "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
+    "distributed/kv_transfer/kv_connector/factory.py": {
+        "KVConnectorFactory": ("_registry", "register_connector")},
     "v1/kv_cache_interface.py": {
         "FullAttentionSpec": ("non_causal",),
         "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "needs_kv_cache_zeroing",
@@ -176,6 +179,10 @@ CALLS = (
     ("v1/worker/gpu/block_table.py",
      r"if self\.redirect_writes_to_null_block:\s+block_ids = \[0\] \* len\(block_ids\)"),
     ("config/model.py", r"self\.runner_type = "),
+    ("model_executor/layers/attention/attention.py", r"self\.attn_backend = "),
+    ("model_executor/layers/attention/mla_attention.py", r"self\.attn_backend = "),
+    ("v1/core/block_pool.py", r"self\.blocks: "),
+    ("v1/request.py", r"self\._all_token_ids: "),
     # Data-parallel ranks: an engine each, unless they compute experts together.
     (_CORE, r"reconfigure_for_independent_dp_rank\(\)"),
     (_CORE, r"engine_id = \(\s+f\"\{vllm_config\.kv_transfer_config\.engine_id\}_dp\{dp_rank\}\""),
