@@ -121,13 +121,15 @@ void kvt_save_pages(struct kvt_core *core, uint32_t session, const uint32_t *pag
 
 void kvt_save_list(struct kvt_core *core, uint32_t page, uint32_t n)
 {
-	struct kvt_owner_record owner = core->owners[page];
-	uint32_t state = core->pages[page].state, count = 0;
-	uint32_t most = kvt_min(n, core->config.n_pages);
-	uint32_t *to = kvt_undo_room(&core->undo, (most + 1ull) * sizeof(*to));
+	struct kvt_owner_record owner;
+	uint32_t state, most, *to, count = 0;
 
 	if (page == KVT_NONE || n == 0)
 		return;
+	owner = core->owners[page];
+	state = core->pages[page].state;
+	most = kvt_min(n, core->config.n_pages);
+	to = kvt_undo_room(&core->undo, (most + 1ull) * sizeof(*to));
 	for (; page != KVT_NONE && count < most; page = core->owners[page].next)
 		to[count++] = page;
 	KVT_ASSERT(count < core->config.n_pages);
