@@ -10,21 +10,9 @@ import subprocess
 import sys
 import time
 
+from kvtrunk._server import processes
+
 START_S, ANSWER_S = 600, 300
-
-
-def processes(session):
-    """The living processes of a session: the words of their command lines by number."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            number = int((path / "stat").read_text().rsplit(")", 1)[1].split()[3])
-            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, IndexError):
-            continue
-        if number == session and words.strip():
-            found[int(path.name)] = words
-    return found
 
 
 def find(pids, word):
@@ -41,7 +29,8 @@ class Engine:
     def __init__(self, serve, folder, log, options, environment, daemon=None):
         self.log = pathlib.Path(log)
         # Without checks: the first reuse computes a page less.
-        values = {**os.environ, "OMP_NUM_THREADS": "1", "KVTRUNK_CHECK_EVERY": "0", **environment}
+        values = {**os.environ, "OMP_NUM_THREADS": "1", "KVTRUNK_CHECK_EVERY": "0",
+                  "KVTRUNK_REQUIRE_PROOF": "1", **environment}  # compat.TESTED knows each
         if daemon is not None:
             values["KVTRUNK_SOCKET"] = daemon.socket
         self.process = subprocess.Popen(

@@ -6,9 +6,10 @@ import os
 import pathlib
 
 import deadly
-from engine import find, processes
+from engine import find
 
 from kvtrunk._native import lib
+from kvtrunk._server import processes
 
 ORDER = pathlib.Path(os.environ["KILL"])
 
