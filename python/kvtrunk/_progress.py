@@ -2,13 +2,15 @@
 """A line on stderr that says how far long work has come."""
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from typing import Any, Callable, Optional, TextIO
+from typing import Any, Callable, Iterator, Optional, TextIO
 
 SILENT_S = 2.0
 TERMINAL_EVERY_S, PLAIN_EVERY_S = 0.2, 10.0
+TERMINAL_STEP_S = 1.0
 
 
 def _amount(n: float, unit: str) -> str:
@@ -72,17 +74,62 @@ class progress:
         return text
 
     def _terminal(self) -> bool:
-        try:
-            return self._file.isatty()
-        except (AttributeError, ValueError):  # no stderr, or a closed one
-            return False
+        return _is_terminal(self._file)
 
     def _print(self, text: str, end: str) -> None:
-        line = f"kvtrunk: {self._what}: {text}"
-        if self._terminal():
-            line = f"\r{line[:100]}\033[K"
+        _show(self._file, f"kvtrunk: {self._what}: {text}", end)
+
+
+def _is_terminal(file: TextIO) -> bool:
+    try:
+        return file.isatty()
+    except (AttributeError, ValueError):  # no stderr, or a closed one
+        return False
+
+
+def _show(file: TextIO, line: str, end: str) -> None:
+    if _is_terminal(file):
+        line = f"\r{line[:100]}\033[K"
+    try:
+        file.write(line + end)
+        file.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # work does not fail for want of a place to print
+
+
+class Steps:
+    """Which step of how many runs, and for how many seconds: `with steps("ask both engines"):`
+
+    A terminal has one line that moves, and is cleared. Anything else has a line when a step begins,
+    and one every ten seconds.
+    """
+
+    def __init__(self, total: int, file: Optional[TextIO] = None) -> None:
+        self._total, self._file = total, sys.stderr if file is None else file
+        self._n = 0
+        self._start = time.monotonic()
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        self._n += 1
+        begin = time.monotonic()
+        line = f"kvtrunk: step {self._n} of {self._total}, {what}"
+        terminal = _is_terminal(self._file)
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(TERMINAL_STEP_S if terminal else PLAIN_EVERY_S):
+                now = time.monotonic()
+                _show(self._file, f"{line}: {now - begin:.0f} s, {now - self._start:.0f} s in all",
+                      "" if terminal else "\n")
+
+        _show(self._file, line, "" if terminal else "\n")
+        ticker = threading.Thread(target=tick, daemon=True)
+        ticker.start()
         try:
-            self._file.write(line + end)
-            self._file.flush()
-        except (AttributeError, OSError, ValueError):
-            pass  # work does not fail for want of a place to print
+            yield
+        finally:
+            ended.set()
+            ticker.join()
+            if terminal:
+                _show(self._file, "", "")

@@ -10,6 +10,7 @@ $XDG_CACHE_HOME/kvtrunk/weights.json by device, inode, size and times.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,15 +47,31 @@ def file_state(path: pathlib.Path) -> State:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def cache_file(name: str) -> pathlib.Path:
+    """A file in which this user's processes keep what they found out."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(base) / "kvtrunk" / name
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Write a file, all or nothing. OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            pathlib.Path(file.name).unlink(missing_ok=True)
+            raise
+
+
 class Kept:
     """Digests of files by their state, in a file. Without a folder to write to nothing is kept;
     what cannot be read counts as nothing."""
 
     def __init__(self, path: Optional[pathlib.Path] = None) -> None:
-        if path is None:
-            base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-            path = pathlib.Path(base) / "kvtrunk" / "weights.json"
-        self._path = path
+        self._path = cache_file("weights.json") if path is None else path
         self._found = self._read()
 
     def _read(self) -> dict[str, str]:
@@ -79,16 +96,8 @@ class Kept:
         found = self._read()
         for state, digest in made.items():
             found[":".join(map(str, state))] = digest
-        temporary = None
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-                temporary = file.name
-                json.dump(dict(list(found.items())[-_KEPT_MAX:]), file, indent=0)
-            os.replace(temporary, self._path)
-        except OSError:
-            if temporary is not None:
-                pathlib.Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            replace_file(self._path, json.dumps(dict(list(found.items())[-_KEPT_MAX:]), indent=0))
 
 
 def _blob_digest(path: pathlib.Path) -> Optional[str]:

@@ -180,6 +180,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", help="what config.json says: engines compute in it")
     for name in ("layers", "heads", "kv-heads", "head-dim", "vocabulary"):
         parser.add_argument("--" + name, type=int)
     arguments = vars(parser.parse_args())

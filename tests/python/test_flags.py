@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `flags` of the engines prints, without an engine."""
+import importlib
 import json
 import os
 import shlex
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from kvtrunk import _flags
+from kvtrunk import _flags, _prove
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
           "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256,
@@ -160,3 +161,26 @@ def test_flags_name_a_folder_that_can_be_written(tmp_path, monkeypatch):
 def test_engines_have_cpus_of_their_own(monkeypatch, cpus, engines, ranks, shares):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
     assert _flags.cpu_shares(engines, ranks) == shares
+
+
+@pytest.mark.parametrize("engine, page, theirs", [
+    ("vllm", "--block-size=64", "--kv-transfer-config"),
+    ("sglang", "--page-size=64", "--radix-cache-backend")])
+def test_a_proof_starts_what_flags_prints(tmp_path, monkeypatch, engine, page, theirs):
+    """With a small pool and short prompts, and the user's own options."""
+    on = ["--device=cpu", page]
+    _, command = printed(tmp_path, engine, *on)
+    found = []
+    monkeypatch.setattr(_prove, "run", lambda make, size, _: found.append((make(), size)) or 0)
+    monkeypatch.setattr(sys, "argv", ["", "prove", str(tmp_path), *on, "--positions=512", "--",
+                                      "--quantization", "fp8"])
+    assert importlib.import_module(f"kvtrunk.{engine}.__main__").main() == 0
+    [(plan, size)] = found
+    assert size.positions == 512 and plan.daemon["n_pages"] == 8 * 512 // 64 + 1
+    assert not {"pool_bytes", "runtime_dir", "supervise"} & plan.daemon.keys()
+    words = [word for word in command[1:] if "=" not in word and not word.isdecimal()]
+    assert [word for word in plan.shared if word in words] == words
+    assert theirs in plan.shared and theirs not in plan.private
+    for each in (plan.shared, plan.private):
+        assert each[each.index("--quantization") + 1] == "fp8" and "512" in each
+    assert all(any("OMP_THREADS_BIND" in word for word in own) for own in plan.variables)

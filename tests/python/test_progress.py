@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from kvtrunk._progress import progress
+from kvtrunk import _progress
+from kvtrunk._progress import Steps, progress
 
 
 class Terminal(io.StringIO):
@@ -78,3 +79,25 @@ def test_a_closed_stderr_does_not_stop_the_work(monkeypatch):
         with progress("reading", file=each, clock=clock) as shown:
             clock.now += 3
             shown.add(1)
+
+
+def test_steps_are_counted_in_a_pipe():
+    file = io.StringIO()
+    steps = Steps(2, file)
+    with steps("start an engine"):
+        pass
+    with pytest.raises(ValueError), steps("ask it"):
+        raise ValueError
+    assert file.getvalue().splitlines() == ["kvtrunk: step 1 of 2, start an engine",
+                                            "kvtrunk: step 2 of 2, ask it"]
+
+
+def test_steps_leave_no_line_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(_progress, "TERMINAL_STEP_S", 0.001)
+    file = Terminal()
+    with Steps(2, file)("start an engine"):
+        while file.getvalue().count("\r") < 3:
+            pass
+    assert "\r\rkvtrunk" not in file.getvalue() and "\n" not in file.getvalue()
+    assert "step 1 of 2, start an engine: 0 s, 0 s in all" in file.getvalue()
+    assert file.getvalue().endswith("\r\033[K")

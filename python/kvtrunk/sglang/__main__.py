@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m kvtrunk.sglang flags MODEL: the daemon's and SGLang's flags for a model.
+python -m kvtrunk.sglang prove MODEL: check on this machine that engines of it share pages.
 python -m kvtrunk.sglang doctor: what is wrong here, and what to do. Exits with 1 if something is."""
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import subprocess
 import sys
 from typing import Optional
 
-from .. import Geometry, __version__, _doctor, _flags
+from .. import Geometry, __version__, _doctor, _flags, _prove
+from .._texts import Size
 from .._weights import model_folder
 from ..testing import program
 from . import NAME, compat
@@ -63,8 +65,7 @@ def flags(arguments: argparse.Namespace) -> int:
     try:
         if on_cpu:
             why = _flags.CPU_DAEMON_WHY
-            second = "|".join(_flags.cpu_shares(2, ranks * replicas)[1])
-            more = f"; of two, the second has other CPUs: SGLANG_CPU_OMP_THREADS_BIND={second}"
+            more = f"; of two, the second has other CPUs: {_cpus_of_second(ranks * replicas)}"
         else:
             division = _flags.divide(arguments, model_folder(arguments.model), ranks,
                                      arguments.pool)
@@ -81,6 +82,35 @@ def flags(arguments: argparse.Namespace) -> int:
     print(f"# each engine{more}")
     print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
     return 0
+
+
+def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
+    """What to prove: the commands that flags() prints, with a small pool and short prompts."""
+    def made(pool: int) -> _flags.Commands:
+        return commands(arguments.model, arguments.page_size, pool, arguments.kv_type,
+                        arguments.tp_size, arguments.device)
+
+    daemon, pool = _prove.daemon_options(made(8 << 30).daemon, size.positions)
+    _, variables, engine = made(pool)
+    engine += ["--context-length", str(size.positions), "--max-running-requests", "8",
+               "--chunked-prefill-size", "512", "--enable-cache-report", *arguments.options]
+    at = engine.index("--radix-cache-backend")
+    first, second = variables, variables
+    if arguments.device == "cpu":
+        second = [*variables, _cpus_of_second(arguments.tp_size)]
+    return _prove.Plan("SGLang", daemon, engine, [*engine[:at], *engine[at + 2:]], [first, second],
+                       "--enable-deterministic-inference, or --dtype float32 on CPUs,")
+
+
+def _cpus_of_second(n_ranks: int) -> str:
+    """The variable by which a second engine has other CPUs."""
+    return f"SGLANG_CPU_OMP_THREADS_BIND={'|'.join(_flags.cpu_shares(2, n_ranks)[1])}"
+
+
+def prove(arguments: argparse.Namespace) -> int:
+    """Check that engines of a model share pages and change nothing else. Returns the exit status."""
+    size = Size(arguments.prompts, _prove.most_positions(arguments.model, arguments.positions))
+    return _prove.run(lambda: _plan(arguments, size), size, arguments.logs)
 
 
 def _doctor_sglang(report: _doctor.Report) -> None:
@@ -126,24 +156,31 @@ def doctor(socket: Optional[str]) -> int:
 def main() -> int:
     """Print, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kvtrunk.sglang", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("flags", help="print the daemon's and an engine's command")
-    one.add_argument("model", help="a folder, or a model of the Hugging Face hub that is here")
-    one.add_argument("--page-size", type=int, default=16)
+    kinds = parser.add_subparsers(dest="command", required=True)
+    one = kinds.add_parser("flags", help="print the daemon's and an engine's command")
+    three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
+                             "pages, and change nothing else")
+    for each in (one, three):
+        each.add_argument("model", help="a folder, or a model of the Hugging Face hub that is here")
+        each.add_argument("--page-size", type=int, default=16)
+        each.add_argument("--tp-size", type=int, default=1, metavar="N",
+                          help="ranks, each with a slab of the pool (1)")
+        each.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
+        each.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")
-    one.add_argument("--tp-size", type=int, default=1, metavar="N",
-                     help="ranks, each with a slab of the pool (1)")
     one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
-    one.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
-    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     _flags.add_device_options(one)
-    two = commands.add_parser("doctor", help="say what is wrong here")
+    _prove.add_options(three)
+    two = kinds.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
-    arguments = parser.parse_args()
+    words, options = _prove.split(sys.argv[1:])
+    arguments = parser.parse_args(words, argparse.Namespace(options=options))
     if arguments.command == "flags":
         return flags(arguments)
+    if arguments.command == "prove":
+        return prove(arguments)
     return doctor(arguments.socket)
 
 

@@ -15,13 +15,15 @@ from http import HTTPStatus
 from typing import Any, Optional
 
 import numpy as np
+import sglang
+import torch
 from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
                                                     IncLockRefResult, MatchResult)
 
-from .. import Client, Error, Namespace, _check
+from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
 from .._ring import Spaces
 from . import HOOKS, _identity, _pool, _refusals, _updates, compat
@@ -51,6 +53,8 @@ def make(ctx: Any) -> KvtrunkCache:
                                     "cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
+    if not _pool.follows():
+        _say_unproved(runner, pool)
     files = runner.kvtrunk_files
     name = Name(_identity.engine_digest(runner, str(pool.device)), files.digest())
     cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager),
@@ -60,6 +64,24 @@ def make(ctx: Any) -> KvtrunkCache:
                 "positions; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages,
                 info.page_size, info.session, name)
     return cache
+
+
+def _say_unproved(runner: Any, pool: Any) -> None:
+    """Warn if engines like this one were not proved. Refused, if a proof is required."""
+    device = str(pool.device)
+    made = _proofs.made(
+        "sglang", sglang.__version__,
+        "cpu" if device == "cpu" else torch.cuda.get_device_name(pool.device),
+        backend=type(runner.attn_backend).__name__, layout="nhd",
+        dtype=str(runner.model_config.dtype).removeprefix("torch."),
+        kv_dtype=str(pool.dtype).removeprefix("torch."), page_size=pool.page_size,
+        ranks=_pool.ranks().world_size, fences="none" if device == "cpu" else "streams")
+    try:
+        unproved = _proofs.check(made, compat.TESTED)
+    except _proofs.Unproved as error:
+        raise _refusals.Refused(f"--radix-cache-backend kvtrunk: {error}") from None
+    if unproved:
+        logger.warning("kvtrunk: %s", unproved)
 
 
 class KvtrunkCache(BasePrefixCache):

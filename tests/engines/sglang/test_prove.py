@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that were not proved."""
+import logging
+import types
+
+import pytest
+
+
+@pytest.mark.parametrize("backend, proved", [("TorchNativeAttnBackend", True),
+                                             ("IntelAMXAttnBackend", False)])
+def test_an_engine_that_was_not_proved_says_so_or_ends(backend, proved, monkeypatch, tmp_path,
+                                                       caplog):
+    from kvtrunk.sglang import _cache, _refusals
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_cache._pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
+    runner = types.SimpleNamespace(attn_backend=type(backend, (), {})(),
+                                   model_config=types.SimpleNamespace(dtype="torch.bfloat16"))
+    pool = types.SimpleNamespace(device="cpu", dtype="torch.bfloat16", page_size=16)
+    with caplog.at_level(logging.WARNING):
+        _cache._say_unproved(runner, pool)
+    assert ("python -m kvtrunk.sglang prove MODEL" in caplog.text) is not proved
+    monkeypatch.setenv("KVTRUNK_REQUIRE_PROOF", "1")
+    if proved:
+        _cache._say_unproved(runner, pool)
+    else:
+        with pytest.raises(_refusals.Refused, match=f"{backend}.*unset KVTRUNK_REQUIRE_PROOF"):
+            _cache._say_unproved(runner, pool)

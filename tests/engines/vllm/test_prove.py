@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that were not proved."""
+import types
+
+import pytest
+
+from kvtrunk.vllm._refuse import Refused
+
+
+def config(ranks=1):
+    return types.SimpleNamespace(
+        model_config=types.SimpleNamespace(dtype="torch.bfloat16"),
+        cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=ranks))
+
+
+@pytest.fixture
+def connector():
+    """Not imported by the tests of whole engines: it takes as long as an engine's start."""
+    from kvtrunk.vllm import connector
+
+    return connector
+
+
+@pytest.fixture
+def said(connector, monkeypatch, tmp_path):
+    """What is logged."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KVTRUNK_REQUIRE_PROOF", raising=False)
+    lines = []
+    monkeypatch.setattr(connector.logger, "warning",
+                        lambda text, *arguments: lines.append(text % arguments))
+    return lines
+
+
+def test_an_engine_that_was_not_proved_says_so_once(connector, said, monkeypatch):
+    from vllm.platforms import current_platform
+
+    connector._say_unproved(config(), "LBHNC", "CPU_ATTN")
+    assert not said
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_: "a GPU")
+    connector._say_unproved(config(2), "LBNHC", "FLASHINFER")
+    assert len(said) == 1
+    for word in ("device a GPU", "backend FLASHINFER", "layout LBNHC", "ranks 2",
+                 "python -m kvtrunk.vllm prove MODEL"):
+        assert word in said[0]
+
+
+def test_an_engine_that_was_not_proved_ends_where_a_proof_is_required(connector, said, monkeypatch):
+    monkeypatch.setenv("KVTRUNK_REQUIRE_PROOF", "1")
+    connector._say_unproved(config(), "LBHNC", "CPU_ATTN")
+    with pytest.raises(Refused, match="backend TORCH_SDPA.*unset KVTRUNK_REQUIRE_PROOF"):
+        connector._say_unproved(config(), "LBHNC", "TORCH_SDPA")
