@@ -57,7 +57,7 @@ class Scheduler:
                                   kv_cache_layout="LBHNC"),
             StructuredOutputManager(config), PAGE, log_stats=True)
         if shared:  # there is no worker to say it
-            self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "")})
+            self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
 
     def run(self, asked):
         """Seconds of the steps that admitted requests, and of the others."""
