@@ -106,8 +106,8 @@ def test_an_engine_that_does_not_start(scratch):
     assert not left(scratch)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [1, 5, 9])
+@pytest.mark.parametrize("number, step", [(signal.SIGINT, 1), (signal.SIGTERM, 5),
+                                          (signal.SIGINT, 9)])
 def test_a_signal_leaves_nothing(scratch, number, step):
     process = begin(scratch)
     for line in process.stderr:
