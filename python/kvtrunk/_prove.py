@@ -148,7 +148,7 @@ class Expected:
     """Answers of an engine without kvtrunk, and how much they depend on cache and batch."""
 
     def __init__(self, server: Server, size: Size, asker: Asker) -> None:
-        sample = text_of(0, 400)
+        sample = text_of(0, size.positions // 2)
         self.prompts = Prompts(size, len(sample) / server.complete(sample, 1).n_prompt)
         common, batches = self.prompts.common, [*self.prompts.large, self.prompts.killed]
         self.common = _ask_each(server, common, "cold")

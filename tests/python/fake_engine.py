@@ -16,6 +16,7 @@ import kvtrunk
 from kvtrunk import _proofs
 
 CHUNK, CHUNK_S = 64, 0.004
+POSITIONS = 384
 FAULTS = ("start", "commit", "dies", "noisy")
 
 
@@ -95,6 +96,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         tokens, cached = list(asked["prompt"].encode()), 0
+        if len(tokens) + asked["max_tokens"] > POSITIONS:
+            self.send_error(400, "too long")
+            return
         if os.environ.get("KVTRUNK_SOCKET"):
             kv, cached = on_the_pool(tokens, asked.get("cache_salt"), self.fault)
         else:

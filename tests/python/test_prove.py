@@ -16,7 +16,7 @@ from kvtrunk._texts import Texts, distance, text_of
 
 ENGINE = str(pathlib.Path(__file__).with_name("fake_engine.py"))
 DAEMON = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "kv_type": "fp32", "kv_layout": "nhd",
-          "kv_order": "layer", "page_size": 16, "n_pages": 257, "coalesce_patience_ms": 30000}
+          "kv_order": "layer", "page_size": 16, "n_pages": 193, "coalesce_patience_ms": 30000}
 RUN = """
 import json, sys
 from kvtrunk import _prove, _texts
@@ -25,7 +25,7 @@ command = ["python", engine]
 shared = [*command, *fault]
 private = shared if fault == ["noisy"] else command
 plan = _prove.Plan("fake", daemon, shared, private, [[], []], "--a-flag")
-sys.exit(_prove.run(lambda: plan, _texts.Size(6, 512)))
+sys.exit(_prove.run(lambda: plan, _texts.Size(6, 384)))
 """
 
 
@@ -81,7 +81,7 @@ def test_an_engine_that_writes_a_foreign_page_at_its_start(scratch):
     status, rows, _ = prove(scratch, "start")
     assert status == 1
     assert all(row.startswith("foreign pages") for row in rows["WRONG"])
-    assert "an engine starts on the pool: 1 of 96 cached pages" in rows["WRONG"][0]
+    assert "an engine starts on the pool: 1 of 72 cached pages" in rows["WRONG"][0]
     assert not (scratch / "cache/kvtrunk/proofs.json").exists()
 
 
