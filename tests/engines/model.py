@@ -58,6 +58,12 @@ def windows(name, **overrides):
     return {"sliding_window": WINDOW, **WINDOWS[name], **overrides}
 
 
+def experts(**overrides):
+    """Overrides of config() for a model whose layers choose two of four experts, as Mixtral."""
+    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, **overrides}
+
+
 def _attention(values, at):
     """Name and shape of each tensor of a layer's attention."""
     width, heads = values["hidden_size"], values["num_attention_heads"]
@@ -95,9 +101,16 @@ def _mlp(values, at):
         yield at + "experts.down_proj", (n, inner, width)
         yield at + "experts.down_proj_bias", (n, width)
         return
-    yield at + "gate_proj.weight", (inner, width)
-    yield at + "up_proj.weight", (inner, width)
-    yield at + "down_proj.weight", (width, inner)
+    parts = {at: ("gate_proj", "up_proj", "down_proj")}
+    if values["model_type"] == "mixtral":
+        at = at.removesuffix("mlp.") + "block_sparse_moe."
+        n = values["num_local_experts"]
+        yield at + "gate.weight", (n, width)
+        parts = {f"{at}experts.{i}.": ("w1", "w3", "w2") for i in range(n)}
+    for part, (gate, up, down) in parts.items():
+        yield f"{part}{gate}.weight", (inner, width)
+        yield f"{part}{up}.weight", (inner, width)
+        yield f"{part}{down}.weight", (width, inner)
 
 
 def shapes(values):

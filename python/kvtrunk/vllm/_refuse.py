@@ -80,9 +80,6 @@ OPTIONS: tuple[Rule, ...] = (
      and c.speculative_config.method not in ("ngram", "suffix"),
      "draft models and draft layers are not supported, because their KV is not in the pool: set "
      '"method":"ngram" or "suffix" in --speculative-config, or remove it'),
-    (lambda c: c.parallel_config.data_parallel_size > 1,
-     "data-parallel ranks that compute the experts of a model together are not supported: remove "
-     "--data-parallel-size, and start one engine for each replica, which share one pool"),
     (lambda c: c.parallel_config.enable_elastic_ep,
      "elastic expert parallelism is not supported: remove --enable-elastic-ep"),
     (lambda c: c.parallel_config.pipeline_parallel_size > 1,

@@ -12,6 +12,7 @@ import functools
 import pathlib
 from typing import Any, Callable, Optional
 
+import torch
 from vllm.logger import init_logger
 
 from .._name import Name
@@ -227,9 +228,17 @@ def _arguments(timeout: Any = None, args: Any = (), kwargs: Any = None,
 # ---- in a worker
 
 def _built(worker: Any) -> str:
+    """The digest of its model. Data-parallel ranks that compute experts together call this at the
+    same time, and each is named by what all of them have."""
+    from vllm.distributed.parallel_state import get_dp_group
+
     from .._built import built_digest
 
-    return built_digest(worker.get_model())
+    group, mine = get_dp_group(), built_digest(worker.get_model())
+    found = [mine] * group.world_size
+    if group.world_size > 1:
+        torch.distributed.all_gather_object(found, mine, group=group.cpu_group)
+    return " ".join(found)
 
 
 def _adapters(worker: Any, request: Any) -> dict[int, str]:

@@ -114,9 +114,9 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "quantization_config", "use_mla")},
     "config/parallel.py": {"ParallelConfig": (
         "assigned_physical_gpu_ids", "data_parallel_index", "data_parallel_rank_local",
-        "data_parallel_size", "decode_context_parallel_size", "distributed_executor_backend",
-        "enable_elastic_ep", "nnodes_within_dp", "pipeline_parallel_size",
-        "prefill_context_parallel_size", "rank", "tensor_parallel_size", "world_size")},
+        "decode_context_parallel_size", "distributed_executor_backend", "enable_elastic_ep",
+        "nnodes_within_dp", "pipeline_parallel_size", "prefill_context_parallel_size", "rank",
+        "tensor_parallel_size", "world_size")},
     "config/scheduler.py": {"SchedulerConfig": (
         "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
@@ -185,9 +185,15 @@ CALLS = (
     ("model_executor/layers/attention/mla_attention.py", r"self\.attn_backend = "),
     ("v1/core/block_pool.py", r"self\.blocks: "),
     ("v1/request.py", r"self\._all_token_ids: "),
-    # Data-parallel ranks: an engine each, unless they compute experts together.
+    # Data-parallel ranks: an engine each, which writes no KV while it has no work.
     (_CORE, r"reconfigure_for_independent_dp_rank\(\)"),
     (_CORE, r"engine_id = \(\s+f\"\{vllm_config\.kv_transfer_config\.engine_id\}_dp\{dp_rank\}\""),
+    ("v1/worker/gpu_model_runner.py",
+     r"def _dummy_run\([\s\S]*for sm in slot_mappings_by_group\.values\(\):\s+sm\.fill_\(-1\)"),
+    ("v1/worker/gpu/model_runner.py", r"\.get_dummy_slot_mappings\("),
+    ("v1/worker/gpu/block_table.py",
+     r"def get_dummy_slot_mappings\([^)]*\)[^\n]*(\n +#[^\n]*)*\n +self\.slot_mappings\.fill_\(PAD_"),
+    ("distributed/parallel_state.py", r"\ndef get_dp_group\(\)"),
     (_WORKER, r"get_mem_pool_context\("),
     ("v1/worker/utils.py", r"torch\.zeros\(\w+, dtype=torch\.int8"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),

@@ -1,11 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""serve.py for data-parallel ranks: vLLM's engine for servers, with a rank for each prompt."""
+"""serve.py for data-parallel ranks: vLLM's engine for servers, with a rank for each prompt.
+
+vLLM 0.32 has no transport for the experts of data-parallel ranks on CPUs; here is one.
+"""
 import asyncio
 import itertools
 
+import torch
 from serve import DEFAULTS
 from serving import serve
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
+
+def all_gatherv(self, input_, dim=0, sizes=None):
+    """The rows of all ranks."""
+    if isinstance(input_, list):
+        return [all_gatherv(self, part, dim, sizes) for part in input_]
+    parts = [input_.new_empty((size, *input_.shape[1:])) for size in sizes]
+    parts[self.rank_in_group].copy_(input_)
+    for rank, part in zip(self.ranks, parts):
+        torch.distributed.broadcast(part, src=rank, group=self.device_group)
+    return torch.cat(parts)
+
+
+def reduce_scatterv(self, input_, dim=-1, sizes=None):
+    """This rank's rows of the sum."""
+    total = input_.clone()
+    torch.distributed.all_reduce(total, group=self.device_group)
+    return total.split(sizes)[self.rank_in_group].clone()
+
+
+# In each process: they import this.
+CpuCommunicator.all_gatherv, CpuCommunicator.reduce_scatterv = all_gatherv, reduce_scatterv
 LOOP = asyncio.new_event_loop()
 NUMBERS = itertools.count()
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel ranks of one server: each is an engine of its own on the pool."""
+"""Data-parallel ranks of one server: each is an engine of its own on the pool. Those of a model with
+experts compute in step, with dummy batches where a rank has no work."""
 import conftest
+import model
 import pytest
 import ranks
 from conftest import PAGE, geometry
 from engine import expect_nothing_held, prompt
+from faults import changed, sealed_by, snapshot
 from sharing import SEEDS, whole
 
 from kvtrunk import testing
@@ -16,8 +19,18 @@ class Ranks(conftest.Engine):
     program = "serve_ranks.py"
 
 
+@pytest.fixture(scope="module", params=[{}, model.experts()], ids=["dense", "experts"])
+def shape(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def daemon():
+def folder(shape, tmp_path_factory):
+    return model.write(tmp_path_factory.mktemp("model"), **shape)
+
+
+@pytest.fixture(scope="module")
+def daemon(shape):
     """Without room for all that both ranks are asked for at once. The last chunk of a prompt is
     waited for, too."""
     with testing.daemon(coalesce_patience_ms=30_000, coalesce_threshold=PAGE,
@@ -62,6 +75,18 @@ def test_one_prompt_in_both_at_once_is_computed_once(daemon, private, server):
     expect_nothing_held(daemon)
 
 
+def test_a_rank_without_work_writes_no_page(daemon, server):
+    """While another one decodes: what it runs meanwhile are dummy batches, if anything."""
+    pages, _ = sealed_by(daemon, server, prompt(next(SEEDS)))
+    text = prompt(next(SEEDS))
+    with daemon.connect(any_geometry=True) as observer:
+        before = snapshot(observer)
+        server.generate(text, max_tokens=100, ranks=[1])
+        written = changed(before, observer)
+    assert not written & set(pages)
+    assert len(written) <= -(-(len(text) + 100) // PAGE)
+
+
 def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, private, server):
     texts = [prompt(next(SEEDS), 500 + 16 * i) for i in range(16)]
     assert sum(map(len, texts)) > 160 * PAGE
@@ -71,8 +96,11 @@ def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, private, serv
     expect_nothing_held(daemon)
 
 
-def test_a_killed_rank_gives_all_pages_back(daemon, private, server, start):
-    """An engine without ranks reads what the rank had computed."""
+def test_a_killed_rank_gives_all_pages_back(daemon, private, server, shape, start):
+    """An engine without ranks reads what the rank had computed. Ranks with experts do not
+    share with it: their sums have another order."""
+    if shape:
+        pytest.skip("the dense ranks show it")
     other = start(daemon, processes=1).wait()
     daemon.kvtctl("reset")  # no page is evicted for what is counted
     ranks.kill_one(daemon, private, other, server, "EngineCore_DP0", 700)

@@ -60,7 +60,6 @@ REFUSED = [
     ("kv_transfer_config.kv_role", "kv_consumer", "kv_both"),
     ("ec_transfer_config", object(), "--ec-transfer-config"),
     ("speculative_config", types.SimpleNamespace(method="mtp"), "--speculative-config"),
-    ("parallel_config.data_parallel_size", 2, "--data-parallel-size"),
     ("parallel_config.nnodes", 2, "--nnodes"),
     ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
@@ -81,10 +80,8 @@ def test_a_plain_configuration_passes(config):
     rules.check_config(config)
 
 
-def test_data_parallel_ranks_without_experts_pass(config):
-    made = changed(config, "parallel_config.data_parallel_size", 2)
-    made.parallel_config.reconfigure_for_independent_dp_rank()  # as vLLM does
-    rules.check_config(made)
+def test_data_parallel_ranks_pass(config):
+    rules.check_config(changed(config, "parallel_config.data_parallel_size", 2))
 
 
 @pytest.mark.parametrize("parallel, devices, says", [
