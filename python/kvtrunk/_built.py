@@ -40,6 +40,8 @@ _PROCESS = ("asyncio.", "concurrent.", "ctypes.", "logging.", "multiprocessing."
 # Attributes of torch.nn.Module itself, and pages of KV.
 _OWN = frozenset(vars(torch.nn.Module())) | {"kv_cache"}
 _ROTARY = re.compile("cos_sin_cache|cos_cached|sin_cached")
+# What engines compute from the weights of MLA, when those are loaded: as weights.
+_OF_WEIGHTS = re.compile("W_UV|W_UK_T(_dcp_qrep)?|W_[KV](_scale)?|w_[kv]c(_qrep)?|w_scale(_[kv])?")
 _DEPTH_MAX = 64
 
 
@@ -94,7 +96,7 @@ class _Walk:
             tensor = tensor[:ROTARY_ROWS]
         else:
             self._shape(tensor)
-        if tensor.device.type != "meta":
+        if tensor.device.type != "meta" and not _OF_WEIGHTS.fullmatch(name):
             self._digest.update(_bytes(tensor))
 
     def _value(self, value: Any, name: str, depth: int) -> None:

@@ -116,6 +116,15 @@ def test_weights_count_by_shape_only():
     assert digest(lambda layer: layer.project.weight.data.zero_()) == digest()
 
 
+@pytest.mark.parametrize("name", ["W_UK_T", "w_kc"])
+def test_what_is_computed_from_weights_counts_by_shape_only(name):
+    """Else an engine that gets new weights of an MLA model would keep a part of the old ones' name."""
+    def held(*shape):
+        return digest(lambda layer: setattr(layer.impl, name, torch.rand(shape)))
+
+    assert held(2, 3) == held(2, 3) != held(3, 2)
+
+
 def test_a_wrapper_of_adapters_is_what_it_wraps():
     class Wrapper(torch.nn.Module):
         def __init__(self, base):
