@@ -40,6 +40,7 @@ def latent(layers=2, heads=4, **overrides):
 
 
 WINDOW = 48
+TWO_OF_THREE = ["sliding_attention", "sliding_attention", "full_attention"]
 WINDOWS = {
     "gpt-oss": {"layers": 4, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
                 "attention_bias": True, "num_local_experts": 4, "num_experts_per_tok": 2,
@@ -49,8 +50,14 @@ WINDOWS = {
     "Gemma 3": {"layers": 6, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
                 "query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh"},
     "Mistral": {"layers": 4, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    "Mellum 2": {"layers": 3, "architectures": ["MellumForCausalLM"], "model_type": "mellum",
+                 "layer_types": TWO_OF_THREE, "mlp_layer_types": ["dense"] * 3, "num_experts": 2,
+                 "num_experts_per_tok": 1, "moe_intermediate_size": 64,
+                 "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0}
+                                     for kind in TWO_OF_THREE}},
 }
-"""Overrides of config() for models whose layers have windows: every second, five of six, all."""
+"""Overrides of config() for models whose layers have windows: every second, five of six, all, two
+of three."""
 
 
 def windows(name, **overrides):
@@ -84,7 +91,7 @@ def _attention(values, at):
             yield f"{at}{name}_proj.bias", shape[:1]
     if values["model_type"] == "gpt_oss":
         yield at + "sinks", (heads,)
-    if values["model_type"] == "gemma3_text":
+    if values["model_type"] in ("gemma3_text", "mellum"):
         yield at + "q_norm.weight", (values["head_dim"],)
         yield at + "k_norm.weight", (values["head_dim"],)
 
@@ -127,7 +134,14 @@ def shapes(values):
         yield from _attention(values, at + "self_attn.")
         yield from _mlp(values, at + "mlp.")
     yield "model.norm.weight", (width,)
-    yield "lm_head.weight", (values["vocab_size"], width)
+    if not values["tie_word_embeddings"]:
+        yield "lm_head.weight", (values["vocab_size"], width)
+
+
+def deviation(values, name):
+    """Gemma multiplies the embeddings, which are those of its answer, by the root of the width."""
+    tied = values["tie_word_embeddings"] and name == "model.embed_tokens.weight"
+    return DEVIATION / values["hidden_size"]**0.5 if tied else DEVIATION
 
 
 def safetensors(tensors):
@@ -173,7 +187,8 @@ def write(folder, seed=0, **shape):
     random = np.random.default_rng(seed)
     tensors = {
         name: np.ones(size, np.float32) if len(size) == 1 else
-        random.normal(0, DEVIATION, size).astype(np.float32) for name, size in shapes(values)}
+        random.normal(0, deviation(values, name), size).astype(np.float32)
+        for name, size in shapes(values)}
     files = {
         "config.json": json.dumps(values, indent=1),
         "generation_config.json": json.dumps({"bos_token_id": 0, "eos_token_id": 1}),

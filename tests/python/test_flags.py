@@ -103,12 +103,29 @@ def test_an_engine_needs_its_weights_once(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_vllm_keeps_all_positions_of_a_model_with_windows(tmp_path, device):
+@pytest.mark.parametrize("engine, switch", [("vllm", "--disable-hybrid-kv-cache-manager"),
+                                            ("sglang", "--disable-hybrid-swa-memory")])
+def test_engines_keep_all_positions_of_a_model_with_windows(tmp_path, engine, switch, device):
     for window in (None, 4096):
-        daemon, engine = printed(tmp_path, "vllm", *DEVICE, f"--device={device}",
-                                 sliding_window=window)
+        daemon, command = printed(tmp_path, engine, *DEVICE, f"--device={device}",
+                                  sliding_window=window)
         assert "--n-layers=2" in daemon
-        assert ("--disable-hybrid-kv-cache-manager" in engine) == (window is not None)
+        assert (switch in command) == (window is not None)
+
+
+def test_sglang_has_one_plane_of_an_mla_model(tmp_path):
+    daemon, command = printed(tmp_path, "sglang", "--device=cpu", "--pool=1G", kv_lora_rank=512,
+                              qk_rope_head_dim=64)
+    assert [word for word in daemon if "kv-layout" in word] == ["--kv-layout=latent"]
+    pages = (1 << 30) // (2 * 576 * 2 * 16)
+    assert f"--n-pages={pages}" in daemon
+    assert command[command.index("--max-total-tokens") + 1] == str((pages - 1) * 16)
+
+
+def test_sglang_keeps_kv_in_fp8(tmp_path):
+    daemon, command = printed(tmp_path, "sglang", "--device=cpu", "--kv-type=fp8_e4m3")
+    assert "--kv-type=fp8_e4m3" in daemon
+    assert command[command.index("--kv-cache-dtype") + 1] == "fp8_e4m3"
 
 
 REPLICAS = {"vllm": ("--data-parallel-size", "--tensor-parallel-size"),

@@ -96,8 +96,10 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 def _load_model(original: Any, runner: Any, *arguments: Any, **options: Any) -> Any:
     if wanted() and not runner.is_draft_worker:
-        from . import _identity
+        from . import _identity, _refusals
         args = runner.server_args
+        _refusals.check_config(runner.model_config)
+        _refusals.check(args)
         runner.kvtrunk_files = _identity.Files(args.model_path, args.load_format, args)
     return original(runner, *arguments, **options)
 
@@ -126,6 +128,8 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 HOOKS = {
     "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": _buffers,
+    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_quantized_buffers": _buffers,
+    "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool._create_buffers": _buffers,
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
     "_build_token_to_kv_pool_allocator": _allocator,
     "sglang.srt.mem_cache.allocation.alloc_for_extend": _extend,

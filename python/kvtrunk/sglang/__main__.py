@@ -25,7 +25,8 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
              device: str = "cpu", replicas: int = 1) -> _flags.Commands:
     """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
     is not here."""
-    command = [program("kvtctl"), "geometry", str(model_folder(model)), f"--page-size={page_size}"]
+    folder = model_folder(model)
+    command = [program("kvtctl"), "geometry", str(folder), f"--page-size={page_size}"]
     command += [f"--kv-type={kv_type}"] if kv_type else []
     command += [f"--tensor-parallel={ranks}"] if ranks > 1 else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -33,21 +34,26 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
         raise ValueError(done.stderr.strip())
     options = done.stdout.split()
     values = dict(option[2:].split("=", 1) for option in options)
+    if "kv-layout" not in values:  # else it is MLA's
+        values["kv-layout"] = "nhd"
+        options.append("--kv-layout=nhd")
     geometry = Geometry(int(values["n-layers"]), int(values["n-kv-heads"]),
-                        int(values["head-dim"]), values["kv-type"], "nhd", "layer")
+                        int(values["head-dim"]), values["kv-type"], values["kv-layout"], "layer")
     n_pages = pool // geometry.page_bytes(page_size)
     if n_pages < 2:
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
     on_cpu = device == "cpu"
     options = [*_flags.CPU_DAEMON, *options] if on_cpu else _flags.on_device(options, ranks)
-    daemon = ["kvtrunkd", *_flags.daemon(), *options, "--kv-layout=nhd", "--kv-order=layer",
+    daemon = ["kvtrunkd", *_flags.daemon(), *options, "--kv-order=layer",
               f"--n-pages={n_pages}", "--max-private-pages=0"]
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     engine = ["python", "-m", "sglang.launch_server", "--model-path", model,
               "--radix-cache-backend", NAME, "--page-size", str(page_size),
               "--max-total-tokens", str((n_pages - 1) * page_size),
               "--dtype", types.get(values["kv-type"], "auto")]
+    engine += ["--disable-hybrid-swa-memory"] if _flags.has_windows(folder) else []
+    engine += ["--kv-cache-dtype", kv_type] if kv_type == "fp8_e4m3" else []
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
     engine += ["--dp-size", str(replicas)] if replicas > 1 else []
     variables = _flags.engine_environment(
@@ -144,12 +150,12 @@ def doctor(socket: Optional[str]) -> int:
     info = _doctor.daemon(report, socket, "cpu", "python -m kvtrunk.sglang flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
-        if (geometry.layout, geometry.order) == ("nhd", "layer"):
+        if geometry.layout in ("nhd", "latent") and geometry.order == "layer":
             report.good(f"SGLang's KV fits: --page-size {info.page_size}, --tp-size "
                         f"{info.n_slabs}")
         else:
             report.bad(f"its layout is {geometry.layout} in order {geometry.order}",
-                       "SGLang's is --kv-layout=nhd --kv-order=layer")
+                       "SGLang's is --kv-layout=nhd, or latent for MLA, and --kv-order=layer")
     return 1 if report.wrong else 0
 
 
@@ -165,7 +171,8 @@ def main() -> int:
         each.add_argument("--page-size", type=int, default=16)
         each.add_argument("--tp-size", type=int, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
-        each.add_argument("--kv-type", help="bf16, fp16 or fp32; default: that of the weights")
+        each.add_argument("--kv-type", help="bf16, fp16, fp32 or fp8_e4m3; default: that of the "
+                          "weights")
         each.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")

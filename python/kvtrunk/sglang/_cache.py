@@ -18,6 +18,7 @@ import numpy as np
 import sglang
 import torch
 from sglang.srt.environ import envs
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
@@ -41,11 +42,8 @@ _RANK_0S: Any = object()
 
 def make(ctx: Any) -> KvtrunkCache:
     """The cache of an engine, once all that it stands on is proved. Refused: in a sentence."""
-    _refusals.check(ctx.server_args)
-    _refusals.check_context(ctx)
     compat.check()
     runner = ctx.tp_worker.model_runner
-    _refusals.check_model(runner.model, ctx.model_config.context_len)
     for target in HOOKS:
         path, function = target.rsplit(".", 1)
         if not hasattr(getattr(pkgutil.resolve_name(path), function), "__wrapped__"):
@@ -53,6 +51,7 @@ def make(ctx: Any) -> KvtrunkCache:
                                     "cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
+    _refusals.check_model(runner.model, ctx.model_config.context_len, _pool.DTYPES[pool.dtype])
     if not _pool.follows():
         _say_unproved(runner, pool)
     files = runner.kvtrunk_files
@@ -60,9 +59,10 @@ def make(ctx: Any) -> KvtrunkCache:
     cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager),
                          _pool.bounds(runner, pool))
     info = pool.kvtrunk.client.info
-    logger.info("kvtrunk: K and V of %d layers are on the pool of daemon %d: %d pages of %d "
-                "positions; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages,
-                info.page_size, info.session, name)
+    logger.info("kvtrunk: KV of %d layers is on the pool of daemon %d: %d pages of %d positions, "
+                "%s; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages, info.page_size,
+                info.geometry.layout, info.session, name)
+    _say_windows(runner.model)
     return cache
 
 
@@ -72,7 +72,8 @@ def _say_unproved(runner: Any, pool: Any) -> None:
     made = _proofs.made(
         "sglang", sglang.__version__,
         "cpu" if device == "cpu" else torch.cuda.get_device_name(pool.device),
-        backend=type(runner.attn_backend).__name__, layout="nhd",
+        backend=type(runner.attn_backend).__name__,
+        layout="latent" if _pool.is_latent(pool) else "nhd",
         dtype=str(runner.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(pool.dtype).removeprefix("torch."), page_size=pool.page_size,
         ranks=_pool.ranks().world_size, fences="none" if device == "cpu" else "streams")
@@ -82,6 +83,17 @@ def _say_unproved(runner: Any, pool: Any) -> None:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk: {error}") from None
     if unproved:
         logger.warning("kvtrunk: %s", unproved)
+
+
+def _say_windows(model: Any) -> None:
+    """Log what layers with windows cost: they keep all positions, too."""
+    sizes = [module.sliding_window_size for module in model.modules()
+             if isinstance(module, RadixAttention)]
+    short = [size for size in sizes if size is not None and size > -1]
+    if short:
+        # SGLang counts without the token itself.
+        logger.info("kvtrunk: %d of %d layers have a window of %d positions, and keep all of them",
+                    len(short), len(sizes), min(short) + 1)
 
 
 class KvtrunkCache(BasePrefixCache):

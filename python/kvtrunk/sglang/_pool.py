@@ -19,7 +19,8 @@ from ._leases import Lease, Leases, Reading
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+          torch.float8_e4m3fn: "fp8_e4m3"}
 PROOF_TRIES = 1000
 
 
@@ -34,23 +35,55 @@ class Attached:
 
 
 def attach(pool: Any) -> None:
-    """In place of MHATokenToKVPool._create_buffers_normal(): connect, and put K and V on the pool."""
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-    from sglang.srt.runtime_context import get_server_args
-    _refusals.check(get_server_args())
-    if type(pool) is not MHATokenToKVPool or pool.kv_cache_layout != "nhd":
+    """In place of what makes the buffers of SGLang's pool: connect, and put its KV on our pool."""
+    _connect(pool, geometry_of(pool))
+    pool.kvtrunk.client.pool.populate()  # as torch.zeros() does for an engine's own cache
+
+
+def geometry_of(pool: Any) -> Geometry:
+    """What a page holds. Refused: these pages cannot hold it."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    kind = type(pool)
+    if kind not in (MHATokenToKVPool, MLATokenToKVPool) or \
+            getattr(pool, "kv_cache_layout", "nhd") != "nhd":
         raise _refusals.Refused(
-            f"--radix-cache-backend kvtrunk shares pools of plain K and V rows; this is a "
-            f"{type(pool).__name__} of layout {pool.kv_cache_layout!r}: leave the flag out, or "
-            "SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT")
-    if pool.store_dtype != pool.dtype or pool.dtype not in DTYPES:
+            "--radix-cache-backend kvtrunk shares pools of plain K and V rows, or of one latent row; "
+            f"this is a {kind.__name__} of layout {getattr(pool, 'kv_cache_layout', None)!r}: leave "
+            "the flag out, or SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT")
+    if pool.dtype not in DTYPES or getattr(pool, "is_quantized_kv_cache", False):
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk does not share KV of type "
-                                f"{pool.dtype}: use --kv-cache-dtype auto or bf16")
+                                f"{pool.dtype} as SGLang keeps it here: use --kv-cache-dtype auto")
+    if kind is MLATokenToKVPool:
+        return Geometry(pool.layer_num, 1, pool.kv_cache_dim, DTYPES[pool.dtype], "latent", "layer")
     if pool.head_dim != pool.v_head_dim:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
                                 f"model's have {pool.head_dim} and {pool.v_head_dim}")
-    _connect(pool)
-    pool.kvtrunk.client.pool.populate()  # as torch.zeros() does for an engine's own cache
+    return Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd", "layer")
+
+
+def put(pool: Any, client: Client) -> None:
+    """Make the pool's buffers tensors on the client's pages: rows of positions, of all layers."""
+    def rows(bits: Any) -> Any:
+        pages = torch.from_dlpack(bits).permute(0, 2, 1, 3)
+        return pages.view(-1, *pages.shape[2:]).view(pool.store_dtype)
+
+    layers = client.pool.layers()
+    if is_latent(pool):
+        pool.kv_buffer = [rows(layer.k_bits) for layer in layers]
+        return
+    pool.k_buffer = [rows(layer.k_bits) for layer in layers]
+    pool.v_buffer = [rows(layer.v_bits) for layer in layers]
+
+
+def is_latent(pool: Any) -> bool:
+    """Whether one plane holds all KV: MLA."""
+    return hasattr(pool, "kv_cache_dim")
+
+
+def planes(pool: Any) -> list[tuple[Any, ...]]:
+    """Of each layer K and V, or the one plane, as SGLang has them."""
+    return [(row,) for row in pool.kv_buffer] if is_latent(pool) else list(
+        zip(pool.k_buffer, pool.v_buffer))
 
 
 def ranks() -> Any:
@@ -100,10 +133,8 @@ def _socket() -> Optional[str]:
         raise _refusals.Refused(str(error)) from None
 
 
-def _connect(pool: Any, **options: Any) -> None:
+def _connect(pool: Any, geometry: Geometry, **options: Any) -> None:
     from sglang.srt.runtime_context import get_schedule
-    geometry = Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
-                        "layer")
     try:
         client = _session(geometry=geometry, sq_entries=512, cq_entries=2048, **options)
     except GeometryMismatch as error:
@@ -116,10 +147,7 @@ def _connect(pool: Any, **options: Any) -> None:
     except Error:
         client.close()
         raise
-    shape = (client.info.n_pages * pool.page_size, pool.head_num, pool.head_dim)
-    layers = [client.pool.layer(i) for i in range(pool.layer_num)]
-    pool.k_buffer = [torch.from_dlpack(layer.k).permute(0, 2, 1, 3).view(shape) for layer in layers]
-    pool.v_buffer = [torch.from_dlpack(layer.v).permute(0, 2, 1, 3).view(shape) for layer in layers]
+    put(pool, client)
     pool.kvtrunk = Attached(client, pool)
 
 
@@ -127,8 +155,12 @@ def connect_again(pool: Any) -> Client:
     """Put the tensors on the pool of a new daemon, when nothing uses them. Error: there is none
     yet; nothing changed. Refused: its pool is another one."""
     old = pool.kvtrunk.client
-    _connect(pool, connect_wait=0)
-    pool._init_data_ptrs_and_strides()
+    _connect(pool, geometry_of(pool), connect_wait=0)
+    if is_latent(pool):
+        pool.data_ptrs.copy_(torch.tensor([row.data_ptr() for row in pool.kv_buffer],
+                                          dtype=pool.data_ptrs.dtype))
+    else:
+        pool._init_data_ptrs_and_strides()
     prove(pool)
     with contextlib.suppress(Error, BufferError):
         old.close()
@@ -178,7 +210,7 @@ def compare(pool: Any, mine: int, theirs: int, limits: _check.Bounds) -> _check.
     def rows(tensor: Any) -> Any:
         return [tensor[page * pool.page_size:(page + 1) * pool.page_size] for page in (mine, theirs)]
 
-    layers = ((rows(k), rows(v)) for k, v in zip(pool.k_buffer, pool.v_buffer))
+    layers = ([rows(plane) for plane in layer] for layer in planes(pool))
     return _check.Finding(*max(everyone(tuple(_check.compare(layers, limits)))))
 
 
@@ -195,28 +227,32 @@ def prove(pool: Any) -> None:
             "expects it (python -m kvtrunk.sglang doctor); leave --radix-cache-backend out")
     for i in range(pool.layer_num):
         there, seen = attached.client.pool.layer(i), attached.witness.layer(i)
-        for name, tensor, array, bits in (
-                ("K", pool.get_key_buffer(pool.start_layer + i), there.k, seen.k_bits),
-                ("V", pool.get_value_buffer(pool.start_layer + i), there.v, seen.v_bits)):
-            _prove_tensor(f"{name} of layer {i}", tensor, torch.from_dlpack(array),
+        key = pool.get_key_buffer(pool.start_layer + i)
+        parts = [("K and V", key, there.k_bits, seen.k_bits)] if is_latent(pool) else [
+            ("K", key, there.k_bits, seen.k_bits),
+            ("V", pool.get_value_buffer(pool.start_layer + i), there.v_bits, seen.v_bits)]
+        for name, tensor, ours, bits in parts:
+            _prove_tensor(f"{name} of layer {i}", tensor, torch.from_dlpack(ours),
                           torch.from_dlpack(bits), pool.page_size)
 
 
 def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int) -> None:
     rows = there.shape[0] * page_size
     strides = (there.stride(2), there.stride(1), there.stride(3))
-    if tensor.data_ptr() != there.data_ptr() or tensor.stride() != strides or \
+    lies = all(mine == theirs or size == 1
+               for mine, theirs, size in zip(tensor.stride(), strides, tensor.shape))
+    if tensor.data_ptr() != there.data_ptr() or not lies or \
             tensor.shape[0] != rows or tensor.element_size() != there.element_size():
         raise _refusals.Refused(
             f"{what} does not lie in kvtrunk's pool: address {tensor.data_ptr():#x}, strides "
             f"{tuple(tensor.stride())}, {tensor.shape[0]} rows; expected {there.data_ptr():#x}, "
             f"{strides}, {rows}. Leave --radix-cache-backend out and report it")
     for _ in range(PROOF_TRIES):
-        pattern = torch.tensor([secrets.randbelow(1 << 10) for _ in range(tensor.shape[2])],
+        pattern = torch.tensor([secrets.randbelow(1 << 8) for _ in range(tensor.shape[2])],
                                dtype=tensor.dtype)
         tensor[0, 0] = pattern
-        read = bits[0, 0, 0].clone().view(tensor.dtype)
-        if torch.equal(read, pattern):
+        read = bits[0, 0, 0].clone()
+        if torch.equal(read.view(torch.uint8), pattern.view(torch.uint8)):
             return
     raise _refusals.Refused(
         f"{what} has the address of kvtrunk's pool, but what is written there does not arrive: "

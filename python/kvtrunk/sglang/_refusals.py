@@ -2,7 +2,7 @@
 """What kvtrunk.sglang does not do, each in a sentence that names the flag."""
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from .. import Error
 
@@ -63,6 +63,8 @@ REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
      "the weights must be known before the first request: leave it out"),
     ("--prefill-only-disable-kv-cache", _is_set("prefill_only_disable_kv_cache"),
      "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
+    ("--quantization-param-path", _is_set("quantization_param_path"),
+     "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
     ("--device", lambda args: bool(args.device != "cpu"),
      "only --device cpu has been run so far (docs/sglang.md): leave --radix-cache-backend out"),
 ]
@@ -75,20 +77,62 @@ def check(server_args: Any) -> None:
             raise Refused(f"--radix-cache-backend kvtrunk does not go with {what}: {cure}")
 
 
-def check_context(ctx: Any) -> None:
-    """The same for what is known when the model is loaded."""
-    if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.is_dsa:
-        raise Refused("--radix-cache-backend kvtrunk shares models whose layers all have full "
-                      "attention; this one has sliding windows, recurrent state or sparse "
-                      "attention: leave the flag out")
-    if ctx.params.is_eagle:
-        raise Refused("--radix-cache-backend kvtrunk does not go with EAGLE: its draft layers have "
-                      "no place in the shared pages")
+def check_config(config: Any) -> None:
+    """The same for the model, before it is loaded. config: SGLang's ModelConfig."""
+    why = _why_not(config)
+    if why:
+        raise Refused(f"--radix-cache-backend kvtrunk does not share the KV of "
+                      f"{config.hf_config.architectures[0]}: {why}")
 
 
-def check_model(model: Any, context_length: int) -> None:
-    """The same for the model as built: K of a position must be a function of the keys up to it."""
+def _why_not(config: Any) -> Optional[str]:
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.configs.model_config import (AttentionArch, is_deepseek_dsa, is_deepseek_v4,
+                                                 is_minimax_sparse)
+    text = config.hf_text_config
+    if config.is_encoder_decoder:
+        return "it has an encoder, on which the KV of its decoder depends: leave the flag out"
+    if is_deepseek_dsa(text) or is_deepseek_dsa(config.hf_config) or is_minimax_sparse(
+            config.hf_config):
+        return ("its attention is sparse: an index lies beside the KV, for which the pages have no "
+                "place: leave the flag out")
+    if is_deepseek_v4(config.hf_config):
+        return "its layers keep KV of several kinds: leave the flag out"
+    if mambaish_config(config) is not None:
+        return ("some of its layers keep a state instead of KV, which cannot be shared by prefix: "
+                "leave the flag out")
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "some of its layers use the KV of others: leave the flag out"
+    if config.is_hybrid_swa_compress:
+        return "its layers with windows have heads of another size: leave the flag out"
+    if config.is_hybrid_swa:
+        return ("SGLang would keep its layers with sliding windows in a pool of their own: start it "
+                "with --disable-hybrid-swa-memory, which keeps all positions of all layers")
+    if config.attention_arch != AttentionArch.MLA and config.has_asymmetric_kv:
+        return (f"a head has {config.head_dim} elements of K and {config.v_head_dim} of V, the pages "
+                "as many of each: leave the flag out")
+    return None
+
+
+def _check_attention(name: str, layer: Any, kv_type: str) -> None:
+    if layer.attn_type.value != "decoder":
+        raise Refused(f"--radix-cache-backend kvtrunk does not share this model's KV: its tokens "
+                      f"attend to later ones, too ({name}, {layer.attn_type.value}): leave the flag "
+                      "out")
+    scales = [float(scale or 1) for scale in (layer.k_scale, layer.v_scale)]
+    if kv_type == "fp8_e4m3" and scales != [1, 1]:
+        raise Refused(f"--radix-cache-backend kvtrunk shares KV in fp8 with scales of 1; this "
+                      f"model's are {scales[0]:g} and {scales[1]:g} ({name}): start it with "
+                      "--kv-cache-dtype bf16")
+
+
+def check_model(model: Any, context_length: int, kv_type: str) -> None:
+    """The same for the model as built: K of a position must be a function of the keys up to it, and
+    a page must say what it holds. kv_type: as the daemon's."""
+    from sglang.srt.layers.radix_attention import RadixAttention
     for name, module in model.named_modules():
+        if isinstance(module, RadixAttention):
+            _check_attention(name, module, kv_type)
         kinds = [kind.__name__ for kind in type(module).__mro__]
         if "Phi3LongRoPEScaledRotaryEmbedding" in kinds:
             most = module.original_max_position_embeddings

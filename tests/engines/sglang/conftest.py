@@ -38,13 +38,13 @@ class Engine(engine.Engine):
     """An SGLang engine: serve.py, a scheduler and a detokenizer. SGLang's own checks of the sums of
     its pool are on, at each step, and end it."""
 
-    def __init__(self, folder, log, daemon=None, environment=(), **options):
+    def __init__(self, folder, log, daemon=None, environment=(), program="serve.py", **options):
         page = options.setdefault("page_size", PAGE)
         options.setdefault("max_total_tokens", (PAGES - 1) * page)
         if daemon is not None:
             options["radix_cache_backend"] = "kvtrunk"
         path = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
-        super().__init__(HERE / "serve.py", folder, log, options,
+        super().__init__(HERE / program, folder, log, options,
                          {"SGLANG_USE_CPU_ENGINE": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",

@@ -27,6 +27,7 @@ def arguments(**more):
     ("enable_memory_saver", True, "--enable-memory-saver"),
     ("enable_streaming_session", True, "--enable-streaming-session"),
     ("device", "cuda", "--device"),
+    ("quantization_param_path", "scales.json", "--quantization-param-path"),
 ])
 def test_an_option_is_refused_by_its_flag(option, value, flag):
     _refusals.check(arguments())
@@ -34,13 +35,35 @@ def test_an_option_is_refused_by_its_flag(option, value, flag):
         _refusals.check(arguments(**{option: value}))
 
 
-@pytest.mark.parametrize("what", ["is_hybrid_swa", "is_hybrid_ssm", "is_dsa"])
-def test_hybrid_trees_are_refused(what):
-    params = types.SimpleNamespace(is_eagle=False)
-    context = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "is_dsa": False, "params": params}
-    _refusals.check_context(types.SimpleNamespace(**context))
-    with pytest.raises(_refusals.Refused, match="full attention"):
-        _refusals.check_context(types.SimpleNamespace(**{**context, what: True}))
+def attention(**more):
+    """A model with one layer."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return torch.nn.ModuleDict({"attn": RadixAttention(2, 8, 1.0, 2, 0, **more)})
+
+
+def test_scales_of_fp8_are_refused():
+    model = attention()
+    _refusals.check_model(model, 9, "fp8_e4m3")
+    model["attn"].k_scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
+    _refusals.check_model(model, 9, "fp8_e4m3")
+    model["attn"].v_scale = 0.5
+    _refusals.check_model(model, 9, "bf16")  # which SGLang stores as it is
+    with pytest.raises(_refusals.Refused, match="are 1 and 0.5 .attn.*--kv-cache-dtype bf16"):
+        _refusals.check_model(model, 9, "fp8_e4m3")
+
+
+def test_attention_to_later_tokens_is_refused():
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    with pytest.raises(_refusals.Refused, match="later ones, too .attn, decoder_bidirectional"):
+        _refusals.check_model(attention(attn_type=AttentionType.DECODER_BIDIRECTIONAL), 9, "bf16")
+
+
+def test_a_window_is_a_part_of_a_model_s_name():
+    from kvtrunk._built import built_digest
+
+    assert len({built_digest(attention(sliding_window_size=size)) for size in (-1, 63, 64)}) == 3
 
 
 def test_long_rope_is_refused_beyond_its_short_factors():
@@ -56,8 +79,8 @@ def test_long_rope_is_refused_beyond_its_short_factors():
     assert not torch.equal(rope(torch.tensor([5, 6]), rows, rows)[1][0],
                            rope(torch.tensor([5, 9]), rows, rows)[1][0])
     with pytest.raises(_refusals.Refused, match="rotary_emb, Rope.*--context-length 8"):
-        _refusals.check_model(model, 9)
-    _refusals.check_model(model, 8)
+        _refusals.check_model(model, 9, "fp32")
+    _refusals.check_model(model, 8, "fp32")
 
 
 @pytest.mark.parametrize("scaling", [
@@ -71,10 +94,10 @@ def test_ropes_of_transformers_that_grow_are_refused(scaling):
         return torch.nn.ModuleDict({"rope": LlamaRotaryEmbedding(LlamaConfig(
             hidden_size=8, num_attention_heads=1, head_dim=8, max_position_embeddings=32, **more))})
 
-    _refusals.check_model(model(), 32)
+    _refusals.check_model(model(), 32, "fp32")
     with pytest.raises(_refusals.Refused, match=f"rope type {scaling['rope_type']}.*--model-impl"):
         _refusals.check_model(model(rope_scaling={**scaling, "rope_theta": 10000.0,
-                                    "original_max_position_embeddings": 8}), 32)
+                                    "original_max_position_embeddings": 8}), 32, "fp32")
 
 
 def test_the_installed_release_has_every_name():
@@ -148,13 +171,64 @@ def test_tensors_that_are_not_on_the_pool_are_found():
                 _pool.prove(pool)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kind, shape", [
+    ("MHATokenToKVPool", {"head_num": 2, "head_dim": 8}),
+    ("MLATokenToKVPool", {"kv_lora_rank": 24, "qk_rope_head_dim": 8})])
+def test_what_sglang_s_own_pool_stores_is_in_the_page(kind, shape, dtype, monkeypatch):
+    """Its bytes in fp8 are those of devices, which SGLang keeps as integers."""
+    import sglang.srt.mem_cache.memory_pool as pools
+    from conftest import PAGE
+
+    from kvtrunk import _check, testing
+    from kvtrunk.sglang import _pool
+
+    pool = getattr(pools, kind)(3 * PAGE, PAGE, dtype, layer_num=2, device="cpu",
+                                enable_memory_saver=False, **shape)
+    geometry = _pool.geometry_of(pool)
+    with testing.daemon(n_layers=2, n_kv_heads=geometry.n_kv_heads, head_dim=geometry.head_dim,
+                        kv_type=geometry.dtype, kv_layout=geometry.layout, kv_order="layer",
+                        page_size=PAGE, n_pages=4) as daemon:
+        with daemon.connect(geometry=geometry) as client:
+            _pool.put(pool, client)
+            pool.kvtrunk = _pool.Attached(client, pool)
+            _pool.prove(pool)
+            rows = torch.randn(2 * PAGE, geometry.n_kv_heads, geometry.head_dim)
+            for plane in _pool.planes(pool)[1]:
+                plane[PAGE:3 * PAGE] = rows.to(dtype).view(pool.store_dtype)
+            seen = pool.kvtrunk.witness.layer(1)
+            for bits in (seen.k_bits, seen.v_bits):
+                got = torch.from_dlpack(bits)[1:3].permute(0, 2, 1, 3).flatten(0, 1)
+                assert torch.equal(got.view(torch.uint8), rows.to(dtype).view(torch.uint8))
+            monkeypatch.setattr(_pool, "everyone", lambda mine: [mine])
+            limits = _check.Bounds("float32", str(dtype).removeprefix("torch."), PAGE)
+            assert _pool.compare(pool, 1, 2, limits).differs
+            for layer in _pool.planes(pool):
+                for plane in layer:
+                    plane[2 * PAGE:3 * PAGE] = plane[PAGE:2 * PAGE]
+            assert not _pool.compare(pool, 1, 2, limits).differs
+
+
+def test_fp8_as_sglang_keeps_it_on_cpus_is_refused():
+    from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import get_kv_cache_quant_method
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    from kvtrunk.sglang import _pool
+
+    pool = MHATokenToKVPool(32, 16, torch.float8_e4m3fn, head_num=2, head_dim=8, layer_num=1,
+                            device="cpu", enable_memory_saver=False,
+                            quant_method=get_kv_cache_quant_method("cpu_fp8_e4m3"))
+    with pytest.raises(_refusals.Refused, match="float8_e4m3fn as SGLang keeps it here"):
+        _pool.geometry_of(pool)
+
+
 @pytest.mark.parametrize("pages,says", [
     ({"kv_layout": "hknd"}, "kv_layout hknd"),
     ({"page_bytes": 1 << 15}, "page_bytes only")])
 def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
     from conftest import PAGE, PAGES, geometry
 
-    from kvtrunk import testing
+    from kvtrunk import Geometry, testing
     from kvtrunk.sglang import _pool
 
     pool = types.SimpleNamespace(layer_num=2, head_num=2, head_dim=64, dtype=torch.float32,
@@ -164,7 +238,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
         monkeypatch.setattr(_pool, "_socket", lambda: daemon.socket)
         monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
-            _pool._connect(pool)
+            _pool._connect(pool, Geometry(2, 2, 64, "fp32", "nhd", "layer"))
 
 
 @pytest.mark.parametrize("sizes, says", [

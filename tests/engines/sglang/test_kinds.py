@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two engines of models whose KV is of another kind than Llama's: windows that SGLang turns off by
+itself or by an option, and the latent row of MLA. Daemon and options are those that `flags` prints."""
+import model
+import pytest
+from conftest import PAGE, PAGES, printed
+from engine import counters, expect_nothing_held, prompt
+from kills import kill_at, order  # noqa: F401
+from sharing import whole
+
+from kvtrunk import testing
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
+SWITCH = {"disable_hybrid_swa_memory": True}
+# Name: the model, bytes of a page, options of the engine, and a line of its log.
+KINDS = {
+    "Gemma 3": (model.windows("Gemma 3", layers=3, layer_types=model.TWO_OF_THREE,
+                              tie_word_embeddings=True), 3 << 14, SWITCH,
+                "2 of 3 layers have a window of 48 positions"),
+    "Mellum 2": (model.windows("Mellum 2"), 3 << 14, SWITCH,
+                 "2 of 3 layers have a window of 48 positions"),
+    "MLA": (model.latent(rope_scaling=YARN, moe_layer_freq=1, topk_method="greedy"), 9 << 13,
+            {}, "KV of 2 layers is on the pool"),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    shape, page_bytes, options, line = KINDS[request.param]
+    folder = model.write(tmp_path_factory.mktemp("model"), **shape)
+    daemon, command = printed(folder, PAGES * page_bytes)
+    for name in options:
+        assert f"--{name.replace('_', '-')}" in command
+    return folder, daemon, options, line
+
+
+@pytest.fixture(scope="module")
+def daemon(kind):
+    with testing.daemon(**kind[1]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engines(kind, daemon, start, order):  # noqa: F811
+    """One with a cache of its own, one that will be killed, and one that compares each reuse, with
+    its prompts in other chunks."""
+    folder, _, options, _ = kind
+    if "latent" in kind[1].values():
+        options = {"program": "serve_latent.py", **options}
+    made = (start(folder=folder, **options),
+            start(daemon, folder=folder, environment={"KILL": str(order)}, **options),
+            start(daemon, folder=folder, environment={"KVTRUNK_CHECK_EVERY": "1"},
+                  chunked_prefill_size=128, **options))
+    for engine in made:
+        engine.wait()
+    yield made
+    for engine in made:
+        engine.kill()
+
+
+def test_b_reuses_what_only_a_computed(kind, daemon, engines):
+    private, a, b = engines
+    text = prompt(1)
+    expected = private.generate(text)[0]["tokens"]
+    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
+    # It computes the last page that it could have reused, and compares.
+    assert b.generate(text)[0] == {"tokens": expected, "cached": whole(text) - PAGE}
+    more = text + expected + prompt(2, 40)
+    expected = private.generate(more)[0]["tokens"]
+    assert b.generate(more)[0]["tokens"] == expected
+    assert a.generate(more)[0] == {"tokens": expected, "cached": whole(more)}
+    expect_nothing_held(daemon)
+    assert counters(daemon).suspected_pages == 0
+    assert kind[3] in a.said()
+
+
+def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
+    private, *both = engines
+    asked = [[prompt(100 * i + j, 240 + 16 * j) for j in range(10)] for i in (1, 2)]
+    expected = [[private.generate(text, max_tokens=24)[0]["tokens"] for text in texts]
+                for texts in asked]
+    for engine, texts in zip(both, asked):
+        engine.ask(do="generate", prompts=texts, max_tokens=24)
+    assert [[answer["tokens"] for answer in engine.answer()] for engine in both] == expected
+    expect_nothing_held(daemon)
+    assert counters(daemon).suspected_pages == 0
+
+
+def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811
+    private, a, b = engines
+    kill_at("COMMIT", "sglang::scheduler", daemon, order, [private, b, a])
