@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines of models whose layers have windows, which keep the KV of all positions: as a Gemma 3
-and a Mistral 7B v0.1. The engine with a cache of its own frees what is out of a window."""
+"""Two engines of models whose layers have windows, which keep the KV of all positions: as a gpt-oss,
+a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own frees what is out of a window."""
 import conftest
 import model
 import pytest
@@ -17,7 +17,7 @@ N, SAID = 8, 200
 assert 2 * N * (150 + SAID) > N_PAGES * PAGE
 
 
-@pytest.fixture(scope="module", params=["Gemma 3", "Mistral"])
+@pytest.fixture(scope="module", params=model.WINDOWS)
 def name(request):
     return request.param
 
@@ -40,10 +40,11 @@ def daemon(folder, name):
 def engines(daemon, name, order, start):  # noqa: F811
     """One with a cache of its own, one that compares each reuse, and one that will be killed. With
     one window in all layers, the switch changes nothing."""
+    chunks = {"max_num_batched_tokens": 256}  # equal: experts keep it
     made = (start(processes=1, num_gpu_blocks_override=2048),
             start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"},
-                  max_num_batched_tokens=112, **({} if name == "Mistral" else KEEP)),
-            start(daemon, environment={"KILL": str(order)}, max_num_batched_tokens=256, **KEEP))
+                  **chunks, **({} if name == "Mistral" else KEEP)),
+            start(daemon, environment={"KILL": str(order)}, **chunks, **KEEP))
     for engine in made:
         engine.wait()
     return made
@@ -65,7 +66,7 @@ def test_b_reuses_what_only_a_computed(daemon, engines):
 
 
 def test_the_log_says_once_what_is_kept(engines, name):
-    says = {"Gemma 3": "5 of 6", "Mistral": "4 of 4"}[name]
+    says = {"gpt-oss": "2 of 4", "Gemma 3": "5 of 6", "Mistral": "4 of 4"}[name]
     for engine in engines[1:]:
         assert engine.said().count(
             f"{says} layers have windows of {model.WINDOW} tokens, and keep all tokens") == 1
