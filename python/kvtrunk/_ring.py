@@ -29,6 +29,7 @@ Lease = tuple[int, int]
 NOTICE_DEADLINE: int = lib.KVT_NOTICE_DEADLINE
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
+_FULL: int = lib.KVT_F_FULL
 _OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
 _REAP = 64
@@ -178,12 +179,13 @@ class Ring:
     # ---- operations
 
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
-              wait_ms: int) -> Begun:
+              wait_ms: int, root_key: int = 0, full: bool = False) -> Begun:
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
-        back for what others compute of it; 0: not at all. ConnectionLost, Error."""
+        back for what others compute of it; 0: not at all. full: reuse up to the last key.
+        ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
-        request.namespace_id, request.arg = namespace, extra
-        request.flags = _OWN_STREAM
+        request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
+        request.flags = _OWN_STREAM | _FULL if full else _OWN_STREAM
         if force_miss:
             request.flags |= lib.KVT_F_FORCE_MISS
         elif wait_ms:
@@ -192,7 +194,8 @@ class Ring:
         ticket = self._new_ticket()
         code, pages = self._call()
         if code in _NO_SPACE and self._give_back():
-            return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms)
+            return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms,
+                              root_key=root_key, full=full)
         if code:
             self._say_limit(code)
             return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)

@@ -179,8 +179,9 @@ def tokenizer(vocabulary):
     }
 
 
-def write(folder, seed=0, **shape):
-    """Make the folder of a model, and return its path. Equal arguments give equal bytes."""
+def write(folder, seed=0, embedding=1, **shape):
+    """Make the folder of a model, and return its path. Equal arguments give equal bytes. embedding:
+    a factor. With a large one the next token depends mostly on the last one."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     values = config(**shape)
@@ -189,6 +190,7 @@ def write(folder, seed=0, **shape):
         name: np.ones(size, np.float32) if len(size) == 1 else
         random.normal(0, deviation(values, name), size).astype(np.float32)
         for name, size in shapes(values)}
+    tensors["model.embed_tokens.weight"] *= embedding
     files = {
         "config.json": json.dumps(values, indent=1),
         "generation_config.json": json.dumps({"bos_token_id": 0, "eos_token_id": 1}),
@@ -200,6 +202,25 @@ def write(folder, seed=0, **shape):
     }
     for name, text in files.items():
         (folder / name).write_text(text)
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    return folder
+
+
+def write_eagle(folder, seed=0, **shape):
+    """Make the folder of a draft layer for such a model, and return its path. It guesses what would
+    follow if the next token depended on the last one only."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = config(**{"layers": 1, **shape})
+    sizes = {name.removeprefix("model."): size for name, size in shapes(values)
+             if name.startswith("model.layers.")}
+    del sizes["layers.0.input_layernorm.weight"]
+    random = np.random.default_rng(seed)
+    tensors = {name: np.ones(size, np.float32) if len(size) == 1 else
+               random.normal(0, 0.05, size).astype(np.float32) for name, size in sizes.items()}
+    width = np.eye(values["hidden_size"], dtype=np.float32)
+    tensors["fc.weight"] = np.hstack([width, 0 * width])
+    (folder / "config.json").write_text(json.dumps(values, indent=1))
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     return folder
 

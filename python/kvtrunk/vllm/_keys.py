@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM request's tokens as keys. A token of text is its id. An image (or what else an encoder
-makes embeddings of) is a range of placeholder tokens, whose keys are those of kvt_keys_image()."""
+makes embeddings of) is a range of placeholder tokens, whose keys are those of kvt_keys_image().
+With draft layers in the pages the key of a position is that of the token behind it (_drafts.py)."""
 from __future__ import annotations
 
 from array import array
@@ -14,11 +15,13 @@ from .._keys import IMAGE_POSITIONS_MIN, image_keys, image_start
 class Keys:
     """Keys of a request, as it was when this was made."""
 
-    def __init__(self, request: Any, page_size: int) -> None:
+    def __init__(self, request: Any, page_size: int, behind: int = 0) -> None:
+        """behind: 1 with draft layers, else 0."""
         self._tokens = request._all_token_ids
+        self._behind = behind
         self._features = request.mm_features
         self._n_features = len(self._features)
-        found = _images(request, page_size)
+        found = _images(request, page_size, behind)
         self._images = found or []
         self.name_kv: bool = found is not None and request.prompt_embeds is None
         """False: equal keys would not mean equal KV."""
@@ -27,8 +30,15 @@ class Keys:
         """False: the request, a stream, has got images since."""
         return len(self._features) == self._n_features
 
+    def root(self) -> int:
+        """The root key."""
+        return self._of(0, 1)[0] + 1 if self._behind else 0
+
     def of(self, begin: int, end: int) -> array[int]:
         """Keys of the positions [begin, end)."""
+        return self._of(begin + self._behind, end + self._behind)
+
+    def _of(self, begin: int, end: int) -> array[int]:
         keys = array("I", self._tokens[begin:end])
         for start, image in self._images:
             low, high = max(begin, start), min(end, start + len(image))
@@ -37,7 +47,8 @@ class Keys:
         return keys
 
 
-def _images(request: Any, page_size: int) -> Optional[list[tuple[int, array[int]]]]:
+def _images(request: Any, page_size: int,
+            behind: int) -> Optional[list[tuple[int, array[int]]]]:
     """Where keys stand for images, and the keys. None: the images cannot be told apart safely.
 
     An image's identity is a hash of vLLM's identifier, which a user may choose (`uuid`), of what
@@ -52,7 +63,7 @@ def _images(request: Any, page_size: int) -> Optional[list[tuple[int, array[int]
         if (feature.data is None or "address" in feature.data or start < last or
                 end - start < IMAGE_POSITIONS_MIN or page_size < IMAGE_POSITIONS_MIN):
             return None
-        start = image_start(start, page_size)
+        start = max(0, image_start(start - behind, page_size) + behind)
         identity = MultiModalHasher.hash_kwargs(
             "sha256", before=identity, modality=feature.modality, identifier=feature.identifier,
             tokens=array("I", request._all_token_ids[start:end]).tobytes(),

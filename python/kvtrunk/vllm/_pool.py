@@ -118,8 +118,9 @@ class WorkerPool:
     # ---- the proof
 
     def prove(self, tensors: dict[str, torch.Tensor], layout: str, backend: str,
-              latent: bool = False) -> None:
-        """Refused: K or V of a layer is not where the daemon and other engines expect it."""
+              latent: bool = False, own: Optional[int] = None) -> None:
+        """Refused: K or V of a layer is not where the daemon and other engines expect it. own: how
+        many layers are the model's; those behind are draft layers. None: there are none."""
         if not tensors:
             refuse("vLLM registered no KV tensors")
         info = self.client.info
@@ -147,7 +148,10 @@ class WorkerPool:
             self._prove_place(number, name, tensors[name], piece, kv_order, len(names))
         for number, name in enumerate(names):
             self._prove_pattern(number, tensors[name], kv_layout, theirs is not None)
-        self._layers, self._layout = [tensors[name] for name in names], kv_layout
+        if own is not None and sum(_layer_number(name)[0] < own for name in names) != own:
+            refuse(f"draft layers cannot be told from the model's {own} layers, by their names "
+                   f"{', '.join(names)}: remove --speculative-config")
+        self._layers, self._layout = [tensors[name] for name in names[:own]], kv_layout
 
     def set_bounds(self, model: Any) -> None:
         """What errors to expect between two pages of a model. After prove()."""
@@ -159,7 +163,8 @@ class WorkerPool:
             tf32=torch.get_float32_matmul_precision() != "highest")
 
     def compare(self, mine: int, theirs: int) -> Finding:
-        """Compare two pages, behind what the current stream has been given."""
+        """Compare two pages, behind what the current stream has been given. Draft layers do not
+        count: they change no text, and their KV may not be written yet."""
         assert self._bounds is not None
         return compare((zip(_planes(layer[mine], self._layout), _planes(layer[theirs], self._layout))
                         for layer in self._layers), self._bounds)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Callable, NoReturn
 
+from ._drafts import METHODS, in_pages
+
 NAME = "KvtrunkConnector"
 _KEEP = ("drop positions that the pages must keep: set --disable-hybrid-kv-cache-manager, in all "
          "engines of this model")
 _WINDOWS = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+DRAFTS = ("ngram", "suffix", *METHODS)
+"""Supported methods of speculative decoding."""
 
 
 class Refused(ValueError):
@@ -44,6 +48,27 @@ def _drops_positions(config: Any) -> bool:
             and "sliding_attention" in (getattr(text, "layer_types", None) or ()))
 
 
+def _other_shape(config: Any) -> bool:
+    """Whether draft layers have other KV than the model's."""
+    if not in_pages(config):
+        return False
+    spec, model = config.speculative_config, config.model_config
+    draft, ranks = spec.draft_model_config, config.parallel_config.tensor_parallel_size
+    shapes = {(each.get_total_num_kv_heads(), each.get_head_size(), each.use_mla)
+              for each in (model, draft)}
+    return len(shapes) > 1 or spec.draft_tensor_parallel_size not in (None, ranks)
+
+
+def _several_modules(config: Any) -> bool:
+    return in_pages(config) and bool(
+        config.speculative_config.use_multi_module_mtp() or
+        config.speculative_config.use_step3p5_mtp())
+
+
+def _reads_the_models_kv(config: Any) -> bool:
+    return in_pages(config) and bool(config.speculative_config.use_gemma4_mtp())
+
+
 Rule = tuple[Callable[[Any], Any], str]
 
 MODELS: tuple[Rule, ...] = (
@@ -77,9 +102,23 @@ OPTIONS: tuple[Rule, ...] = (
     (lambda c: c.ec_transfer_config is not None,
      "encoder disaggregation is not supported: remove --ec-transfer-config"),
     (lambda c: c.speculative_config is not None
-     and c.speculative_config.method not in ("ngram", "suffix"),
-     "draft models and draft layers are not supported, because their KV is not in the pool: set "
-     '"method":"ngram" or "suffix" in --speculative-config, or remove it'),
+     and c.speculative_config.method not in DRAFTS,
+     "draft models, and draft layers other than those of EAGLE and MTP, are not supported: set "
+     '"method" in --speculative-config to one of ' + ", ".join(DRAFTS) + ", or remove it"),
+    (_several_modules,
+     "several MTP modules make KV that depends on several tokens behind it: set "
+     '"num_speculative_tokens":1 in --speculative-config, or remove it'),
+    (_reads_the_models_kv,
+     "draft layers that read the model's KV are not supported: remove --speculative-config"),
+    (_other_shape,
+     "the KV of these draft layers has other heads than the model's, so it has no place in the "
+     "pages: use another draft model in --speculative-config, or remove it"),
+    (lambda c: in_pages(c) and c.speculative_config.parallel_drafting,
+     'drafting in parallel is not supported: remove "parallel_drafting" of --speculative-config'),
+    (lambda c: in_pages(c) and c.speculative_config.disable_padded_drafter_batch
+     and c.device_config.device_type != "cpu",
+     "a step's output would come before its draft KV is written: remove "
+     '"disable_padded_drafter_batch" of --speculative-config'),
     (lambda c: c.parallel_config.enable_elastic_ep,
      "elastic expert parallelism is not supported: remove --enable-elastic-ep"),
     (lambda c: c.parallel_config.pipeline_parallel_size > 1,

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 
 from .._name import Name
 from .._weights import Weights, model_folder, tensor_shapes
+from ._drafts import identity, in_pages, model_of
 from ._refuse import NAME
 from .compat import ADAPTERS, HARMLESS
 
@@ -84,6 +85,9 @@ class Watch:
         """What reload_weights() loads if it is given no path. None: not known."""
         self._dummy = f"dummy {model.seed}" if load.load_format == "dummy" else ""
         self._files: Optional[Weights] = None
+        self.draft_config = identity(vllm_config)
+        """What the draft layers' configuration was before they were loaded, which changes it."""
+        self._draft_files: Optional[Weights] = None
         self._shapes: Optional[dict[str, Any]] = None
         self._error: Optional[OSError] = None
         if not self._dummy:
@@ -91,6 +95,9 @@ class Watch:
                 folder = self._folder(self._source)
                 self._shapes = tensor_shapes(folder)
                 self._files = Weights(folder)
+                if in_pages(vllm_config):
+                    spec = vllm_config.speculative_config
+                    self._draft_files = Weights(self._folder((spec.model, spec.revision)))
             except OSError as error:
                 self._error = error
         self.name: Optional[Name] = None
@@ -119,8 +126,15 @@ class Watch:
         found, self._files = self._files.result(), None
         return found
 
+    def draft_files(self) -> str:
+        """Digest of the weights of draft layers in the pages, after files(). OSError."""
+        if self._draft_files is None:
+            return self._dummy
+        found, self._draft_files = self._draft_files.result(), None
+        return found
+
     def built(self) -> list[str]:
-        """Digest of the model as each rank has built it."""
+        """Digest of the model and its draft layers as each rank has built them."""
         found: list[str] = self._call(_built)
         return found
 
@@ -234,7 +248,10 @@ def _built(worker: Any) -> str:
 
     from .._built import built_digest
 
-    group, mine = get_dp_group(), built_digest(worker.get_model())
+    group, drafts = get_dp_group(), model_of(worker)
+    mine = built_digest(worker.get_model())
+    if drafts is not None:
+        mine += built_digest(drafts)
     found = [mine] * group.world_size
     if group.world_size > 1:
         torch.distributed.all_gather_object(found, mine, group=group.cpu_group)

@@ -159,8 +159,7 @@ CHANGES = frozenset({
     "discard", "elastic_ep_execute", "finish_weight_update", "handle_ft_command", "load_model",
     "reload_weights", "start_draft_weight_update", "start_weight_update", "update_weights"})
 
-_OUTPUT = (r"\.wait_for_save\(\)[\s\S]*\.get_block_ids_with_load_errors\(\)[\s\S]*"
-           r"\.build_connector_worker_meta\(\)")
+_OUTPUT = r"\.get_block_ids_with_load_errors\(\)[\s\S]*\.build_connector_worker_meta\(\)"
 
 # Calls of hooks, as they stand in vLLM's sources.
 CALLS = (
@@ -178,6 +177,10 @@ CALLS = (
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"worker_meta\.aggregate\("),
     ("v1/worker/gpu/model_runner.py", r"self\.block_tables = BlockTables\("),
+    # A step's output is held until its draft KV is written.
+    ("v1/worker/gpu/model_runner.py",
+     r"AsyncOutput\([\s\S]*copy_stream=self\.output_copy_stream[\s\S]*speculator\.propose\("),
+    ("v1/worker/gpu/async_utils.py", r"self\.copy_event\.synchronize\(\)"),
     ("v1/worker/gpu/block_table.py",
      r"if self\.redirect_writes_to_null_block:\s+block_ids = \[0\] \* len\(block_ids\)"),
     ("config/model.py", r"self\.runner_type = "),

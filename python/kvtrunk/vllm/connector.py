@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from .. import _proofs
 from .._check import Finding
 from . import compat
+from ._drafts import hold_outputs, in_pages
 from ._engine import Engine, Worker
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_groups, check_pages, refuse
@@ -116,12 +117,13 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Optional[Worker] = None
         self._proof: Optional[Proof] = None
         self._findings: dict[int, Finding] = {}
-        self._wrong: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             if self._engine is None:
                 refuse("vLLM did not ask for a KV layout: unset VLLM_KV_CACHE_LAYOUT")
             return
         keep_pages()
+        if in_pages(vllm_config):
+            hold_outputs()
         if self._engine is not None:  # in the scheduler's process
             self._pool = WorkerPool(self._engine.ring.client, 0)
             self._engine.worker = self._pool
@@ -151,8 +153,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         if len(kinds) != 1:
             refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
         backend, isa, latent = kinds.pop()
-        self._pool.prove(kv_caches, self._layout, backend, latent)
-        self._pool.set_bounds(self._config.model_config)
+        model = self._config.model_config
+        own = model.get_total_num_hidden_layers() if in_pages(self._config) else None
+        self._pool.prove(kv_caches, self._layout, backend, latent, own)
+        self._pool.set_bounds(model)
         self._proof = Proof(backend, isa, windows)
 
     def get_handshake_metadata(self) -> Optional[Proof]:
@@ -180,17 +184,17 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is saved."""
 
     def wait_for_save(self) -> None:
-        """The end of the forward pass: compare what it completed, ordered by its stream."""
+        """Nothing is saved. With drafts vLLM calls this when it has asked for what was found."""
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """The end of the forward pass: compare what it completed, ordered by its stream. Returns
+        reused pages of a failed check: vLLM drops the tokens that the step computed on them. The
+        scheduler preempts their requests before the next step could write to these pages."""
         checks = self._get_connector_metadata().checks
         self._findings = {check.number: self._pool.compare(check.mine, check.theirs)
                           for check in checks}
-        self._wrong = {check.reused for check in checks if check.reused is not None and
-                       self._findings[check.number].differs}
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Reused pages of a failed check: vLLM drops the tokens that the step computed on them. The
-        scheduler preempts their requests before the next step could write to these pages."""
-        return self._wrong
+        return {check.reused for check in checks if check.reused is not None and
+                self._findings[check.number].differs}
 
     def build_connector_worker_meta(self) -> Optional[Checked]:
         """The step's findings; vLLM carries them to update_connector_output()."""

@@ -6,6 +6,7 @@ allocate_slots() hands the page table out, a step's blocks at a time, and extend
 schedule() commits what the step computes, behind a fence that is the step's number: vLLM counts
 blocks as cached before they are computed, which across processes would be wrong. The step's output
 raises the fence. free() ends the lease behind the last scheduled step; nothing waits for it.
+Only positions whose keys are those of accepted tokens are committed (_drafts.py).
 
 When the daemon's session is lost, allocate_slots() refuses everything, so that vLLM preempts all
 requests; then `engine.recover()` connects again and they begin as if they were new.
@@ -59,7 +60,7 @@ class State:
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
                  "known", "commits", "ticket", "retry", "wait", "shared", "keys", "check", "own",
-                 "computed", "ended", "redo")
+                 "computed", "ended", "redo", "drafted")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -98,6 +99,8 @@ class State:
         """Freed by vLLM, before the check's outcome came."""
         self.redo = False
         """Whether vLLM must preempt it, because a check failed: its KV is computed again."""
+        self.drafted: Optional[int] = None
+        """Positions whose draft KV was written, if vLLM left it out in a step."""
 
     def alive(self, session: int) -> bool:
         """False: the session of its lease was lost, nothing may be done with it."""
@@ -125,6 +128,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
         self.awaited = 0
         """The last step that an operation of the ring may wait for; 0: none waits."""
+        self._behind = int(engine.drafts)
+        """How many tokens behind a position its KV depends on."""
         self._checks = 0
         self._asked: dict[int, State] = {}
         """Requests whose check is in flight, by its number."""
@@ -138,7 +143,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         request, engine = state.request, self.engine
         engine.ring.announce(True)
         if state.keys is None or not state.keys.still():
-            state.keys = Keys(request, self.page_size)
+            state.keys = Keys(request, self.page_size, self._behind)
         namespace = engine.namespace(request) if state.keys.name_kv else None
         known = request.num_tokens
         # One page for the first generated tokens saves a round trip soon.
@@ -150,15 +155,17 @@ class KvtrunkKVCacheManager(KVCacheManager):
                                       wait_ms=0)
         else:
             miss = not self.prefix_cache_lookup_enabled(request)
-            begun = engine.ring.begin(namespace, state.keys.of(0, known), extra, force_miss=miss,
-                                      wait_ms=WAIT_MS if state.wait else 0)
+            behind = self._behind
+            begun = engine.ring.begin(
+                namespace, state.keys.of(0, known - behind), extra + behind, force_miss=miss,
+                wait_ms=WAIT_MS if state.wait else 0, root_key=state.keys.root(), full=behind > 0)
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
                 state.retry = time.monotonic() + RETRY_S
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
-        state.known = known if state.shared else 0
+        state.known = known - self._behind if state.shared else 0
         state.committed = begun.reusable // self.page_size
         if state.committed and state.shared:
             self._maybe_check(state)
@@ -294,6 +301,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return checks
         self.step += 1
         self.in_flight.append(self.step)
+        self._note_undrafted(num_scheduled_tokens)
         for name, n in num_scheduled_tokens.items():
             state = self.states.get(name)
             if state is None:
@@ -305,11 +313,28 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self._asked[check.number] = state
                 checks.append(check)
             if tokens >= (state.committed + 1) * self.page_size:
-                self._commit(state, min(tokens, state.request.num_tokens))
+                self._commit(state, tokens)
         return checks
 
-    def _commit(self, state: State, tokens: int) -> None:
-        """Publish the whole pages of the first tokens when the last scheduled step has ended."""
+    def _note_undrafted(self, num_scheduled_tokens: dict[str, int]) -> None:
+        """If vLLM leaves out the draft KV of this step, publish no position of it."""
+        longest = self.engine.drafts_longest
+        if not longest:
+            return
+        states = [(self.states[name], n) for name, n in num_scheduled_tokens.items()
+                  if name in self.states]
+        if any(state.request.num_computed_tokens + n > longest for state, n in states):
+            for state, _ in states:
+                if state.drafted is None:
+                    request = state.request
+                    state.drafted = min(request.num_computed_tokens, request.num_tokens - 1)
+
+    def _commit(self, state: State, computed: int) -> None:
+        """Publish the whole pages of the first computed positions, of accepted tokens, when the
+        last scheduled step has ended."""
+        tokens = min(computed, state.request.num_tokens - self._behind)
+        if state.drafted is not None:
+            tokens = min(tokens, state.drafted)
         pages = tokens // self.page_size
         if (pages <= state.committed or state.lease is None or not state.shared or
                 not state.alive(self.engine.session)):
@@ -323,7 +348,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return
         upto = pages * self.page_size
         keys = state.keys.of(state.known, upto)
-        chunked = tokens < state.request.num_prompt_tokens
+        chunked = tokens + self._behind < state.request.num_prompt_tokens
         try:
             ticket = self.engine.ring.commit(state.lease, upto, keys, self.fence(), chunked)
         except (ConnectionLost, Stale) as error:
@@ -338,7 +363,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         state = self.states.get(request.request_id)
         if state is not None:
-            self._commit(state, min(num_computed_tokens, request.num_tokens))
+            self._commit(state, num_computed_tokens)
 
     def processed(self) -> None:
         """The output of the oldest step in flight came: its KV is in the pages, of all ranks. With
@@ -428,6 +453,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if state.ticket:
                 self.engine.ring.give_up(state.ticket)
             self.engine.ring.announce(bool(self.states))
+            # Positions of tokens that were accepted since; that of the last token is not computed.
+            self._commit(state, min(request.num_computed_tokens, request.num_tokens - 1))
             if state.check is not None and state.check.step:
                 state.ended = True
             elif state.lease is not None:

@@ -27,7 +27,7 @@ class NoWorkers:
 class Scheduler:
     """vLLM's, with a model that answers 7."""
 
-    def __init__(self, folder, shared, asynchronous=False):
+    def __init__(self, folder, shared, asynchronous=False, pages=PAGES, **options):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
@@ -37,23 +37,23 @@ class Scheduler:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        config = EngineArgs(
-            model=str(folder), dtype="float32", block_size=PAGE, max_model_len=1024,
-            max_num_seqs=RUNNING, skip_tokenizer_init=True,
-            kv_transfer_config=TRANSFER if shared else None,
-            async_scheduling=asynchronous).create_engine_config()
+        config = EngineArgs(**{
+            "model": str(folder), "dtype": "float32", "block_size": PAGE, "max_model_len": 1024,
+            "max_num_seqs": RUNNING, "skip_tokenizer_init": True,
+            "kv_transfer_config": TRANSFER if shared else None,
+            "async_scheduling": asynchronous, **options}).create_engine_config()
         if shared:
             from kvtrunk.vllm import _watch, connector
             _watch._watches[config.kv_transfer_config.engine_id] = _watch.Watch(NoWorkers(), config)
             connector.KvtrunkConnector.get_required_kvcache_layout(config)
-        config.cache_config.num_gpu_blocks = PAGES
+        config.cache_config.num_gpu_blocks = pages
         spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
                                  dtype=torch.float32)
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
         self.hasher = get_request_block_hasher(PAGE, hash_of)
         self.theirs = (AsyncScheduler if asynchronous else Theirs)(
-            config, KVCacheConfig(PAGES, [], [KVCacheGroupSpec(["layer"], spec)],
+            config, KVCacheConfig(pages, [], [KVCacheGroupSpec(["layer"], spec)],
                                   kv_cache_layout="LBHNC"),
             StructuredOutputManager(config), PAGE, log_stats=True)
         if shared:  # there is no worker to say it

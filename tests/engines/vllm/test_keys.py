@@ -9,6 +9,7 @@ from vllm.multimodal.inputs import (MultiModalBatchedField, MultiModalFeatureSpe
                                     MultiModalFieldElem, MultiModalKwargsItem, PlaceholderRange)
 from vllm.v1.request import Request
 
+from kvtrunk import bigram_keys
 from kvtrunk.vllm._keys import Keys
 
 PAGE = 32
@@ -105,6 +106,24 @@ def test_any_part_of_the_keys_is_that_of_all():
     whole = made.of(0, 160)
     for begin, end in ((0, 0), (0, 33), (39, 41), (79, 80), (64, 128), (90, 160), (159, 160)):
         assert made.of(begin, end) == whole[begin:end]
+
+
+def test_with_draft_layers_a_position_has_the_key_behind_it():
+    """As bigram_keys() says: the root key is the first one, and 1."""
+    for images in ((), (image(0),), (image(40), image(95, 20))):
+        whole, made = keys(*images), Keys(request(*images), PAGE, 1)
+        if not images:
+            assert (made.root(), made.of(0, 159)) == bigram_keys(whole)
+        assert made.root() == whole[0] + 1 and made.of(30, 70) == whole[31:71]
+    assert Keys(request(), PAGE).root() == 0
+
+
+@pytest.mark.parametrize("on_first_page", [1, 2, 3, 4, 5, 31])
+def test_with_draft_layers_no_page_ends_within_an_identity(on_first_page):
+    start = 2 * PAGE + 1 - on_first_page
+    one, other = (Keys(request(image(start, content=content)), PAGE, 1).of(0, 159)
+                  for content in (1.0, 2.0))
+    assert differ(one, other)[0] == min(start - 1, 2 * PAGE - 5)
 
 
 def test_generated_tokens_follow():

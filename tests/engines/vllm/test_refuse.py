@@ -59,7 +59,7 @@ REFUSED = [
     ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size"),
     ("kv_transfer_config.kv_role", "kv_consumer", "kv_both"),
     ("ec_transfer_config", object(), "--ec-transfer-config"),
-    ("speculative_config", types.SimpleNamespace(method="mtp"), "--speculative-config"),
+    ("speculative_config", types.SimpleNamespace(method="draft_model"), "ngram, suffix, eagle"),
     ("parallel_config.nnodes", 2, "--nnodes"),
     ("parallel_config.enable_elastic_ep", True, "--enable-elastic-ep"),
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
@@ -115,6 +115,69 @@ def test_a_socket_that_is_no_text_is_refused(config):
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafts_without_kv_of_their_own_pass(config, method):
     rules.check_config(changed(config, "speculative_config", types.SimpleNamespace(method=method)))
+
+
+def drafts(config, heads=2, **more):
+    """A copy of a configuration with a draft layer."""
+    draft = types.SimpleNamespace(get_total_num_kv_heads=lambda: heads, get_head_size=lambda: 64,
+                                  use_mla=False)
+    values = {"method": "eagle", "draft_model_config": draft, "parallel_drafting": False,
+              "draft_tensor_parallel_size": 1, "disable_padded_drafter_batch": False,
+              "use_multi_module_mtp": lambda: False, "use_step3p5_mtp": lambda: False,
+              "use_gemma4_mtp": lambda: False, **more}
+    return changed(config, "speculative_config", types.SimpleNamespace(**values))
+
+
+def test_draft_layers_of_the_model_s_shape_pass(config):
+    for method in ("eagle", "eagle3", "mtp"):
+        rules.check_config(drafts(config, method=method))
+    rules.check_config(drafts(config, disable_padded_drafter_batch=True))  # CPUs have no streams
+
+
+@pytest.mark.parametrize("more,says", [
+    ({"heads": 4}, "other heads"), ({"draft_tensor_parallel_size": 2}, "other heads"),
+    ({"use_multi_module_mtp": lambda: True}, '"num_speculative_tokens":1'),
+    ({"use_step3p5_mtp": lambda: True}, '"num_speculative_tokens":1'),
+    ({"use_gemma4_mtp": lambda: True}, "read the model's KV"),
+    ({"parallel_drafting": True}, '"parallel_drafting"')])
+def test_other_draft_layers_are_refused(config, more, says):
+    with pytest.raises(rules.Refused, match=says):
+        rules.check_config(drafts(config, **more))
+
+
+def test_drafts_that_nothing_waits_for_are_refused_on_devices(config):
+    made = changed(drafts(config, disable_padded_drafter_batch=True),
+                   "device_config.device_type", "cuda")
+    with pytest.raises(rules.Refused, match='"disable_padded_drafter_batch"'):
+        rules.check_config(made)
+
+
+def test_a_model_s_own_draft_layer_has_its_shape(tmp_path):
+    from vllm.engine.arg_utils import EngineArgs
+
+    folder = model.write(tmp_path / "model", num_nextn_predict_layers=1, **model.latent(
+        architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3"))
+    made = EngineArgs(model=str(folder), dtype="float32", block_size=PAGE, max_model_len=512,
+                      skip_tokenizer_init=True, kv_transfer_config=TRANSFER,
+                      speculative_config={"method": "mtp", "num_speculative_tokens": 2},
+                      ).create_engine_config()
+    assert made.model_config.use_mla
+    with pytest.raises(rules.Refused, match="MLA models on CPUs"):  # not for its drafts
+        rules.check_config(made)
+
+
+def test_flags_count_draft_layers(tmp_path):
+    own = model.write(tmp_path / "own", num_nextn_predict_layers=1)
+    options, _ = flags(own, "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
+    assert options["n_layers"] == "3"
+    options, command = flags(own, "--speculative-config", '{"method":"ngram"}')
+    assert options["n_layers"] == "2" and '{"method": "ngram"}' in command
+    other = model.write_eagle(tmp_path / "other", kv_heads=4)
+    for spec, says in (('{"method":"eagle","model":"%s"}' % other, "other heads"),
+                       ('{"method":"draft_model"}', "eagle3, mtp")):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            flags(own, "--speculative-config", spec)
+        assert says in refused.value.stderr
 
 
 @pytest.mark.parametrize("path,value,says", REFUSED, ids=[

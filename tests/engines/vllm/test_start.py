@@ -7,6 +7,7 @@ from starting import full, test_starting_an_engine_changes_no_cached_page  # noq
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu_worker import Worker
 
+from kvtrunk.vllm._drafts import hold_outputs
 from kvtrunk.vllm._start import keep_pages
 
 
@@ -65,3 +66,26 @@ def test_vllm_s_worker_is_made_to_once(monkeypatch):
     after = Worker.compile_or_warm_up_model
     keep_pages()
     assert before is not after is Worker.compile_or_warm_up_model
+
+
+def test_an_output_comes_when_the_draft_kv_is_written(monkeypatch):
+    """Of the second model runner, which copies sampled tokens before it drafts."""
+    from vllm.v1.worker.gpu import model_runner
+    said = []
+
+    class Output(model_runner.AsyncOutput):
+        def __init__(self):
+            self.copy_event = types.SimpleNamespace(record=lambda stream: said.append(stream))
+
+    def sample_tokens(runner, grammar_output):
+        said.append("drafted")
+        return Output()
+
+    monkeypatch.setattr(model_runner.GPUModelRunner, "sample_tokens", sample_tokens)
+    for _ in range(2):
+        hold_outputs()
+    copies = types.SimpleNamespace(wait_stream=lambda stream: said.append(f"waits for {stream}"))
+    runner = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"), main_stream="main",
+                                   output_copy_stream=copies)
+    assert isinstance(model_runner.GPUModelRunner.sample_tokens(runner, None), Output)
+    assert said == ["drafted", "waits for main", copies]

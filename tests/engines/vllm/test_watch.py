@@ -44,6 +44,7 @@ def engine(tmp_path, cache):
         executor = Executor()
         watch = executor.watch = Watch(executor, types.SimpleNamespace(
             kv_transfer_config=types.SimpleNamespace(engine_id=str(id(executor))),
+            speculative_config=None,
             load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
             model_config=types.SimpleNamespace(model=str(folder), model_weights="", revision=None,
                                                seed=0)))
