@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scheduler's requests hold: kvtrunk.sglang._leases, without SGLang."""
 import contextlib
+import os
+import subprocess
+import sys
 from array import array
 
 import pytest
@@ -315,3 +318,81 @@ def test_a_pool_without_a_page_for_a_check_reuses_and_says_so(checking, caplog):
     a.client.free(held)
     b.leases.end(lease)
     assert b.begin("three", 100).theirs is not None
+
+
+DEVICE = """
+import ctypes, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from test_leases import NONE, PAGE, PAGES, Engine, keys
+from kvtrunk import testing
+
+driver = ctypes.CDLL("libcuda.so.1")
+context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+assert not driver.cuInit(0)
+assert not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not driver.cuCtxPushCurrent_v2(context)
+assert not driver.cuStreamCreate(ctypes.byref(stream), 1)
+gates = []
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def wait(number):
+    gates[number or 0].wait()
+
+def launch(engine):
+    gates.append(threading.Event())
+    assert not driver.cuLaunchHostFunc(stream, wait, ctypes.c_void_p(len(gates) - 1))
+    engine.leases.launched(stream.value)
+    return gates[-1]
+
+with testing.daemon(page_size=PAGE, n_pages=PAGES, n_layers=1, n_kv_heads=1, head_dim=8,
+                    backend="cuda-vmm") as daemon:
+    a, b = Engine(daemon), Engine(daemon)
+    assert a.leases._fence() is None
+    one, two = a.begin("one", 100), a.begin("two", 100, 1)
+    for lease in (one, two):
+        a.leases.give(lease, 100)
+    first, recorded, record = launch(a), threading.Event(), a.client.record_fence
+    found = []
+
+    def recording(stream):
+        fence = record(stream)
+        recorded.set()
+        return fence
+
+    def open_first():
+        recorded.wait()
+        found.append(b.leases.probe(b.space, keys(100)))
+        first.set()
+
+    a.client.record_fence = recording
+    opener = threading.Thread(target=open_first)
+    opener.start()
+    assert a.leases.commit(one, 100, NONE, last=True) == 96 and first.is_set()
+    opener.join()
+    assert found == [0] and b.leases.probe(b.space, keys(100)) == 96
+
+    fence, second = a.leases._fence(), launch(a)
+    a.leases.end(two, 100)
+    a.leases.end(one)
+    assert a.leases._fence() == a.leases._fence() != fence
+    a.leases.reap()
+    free = b.leases.reading().free
+    assert b.leases.probe(b.space, keys(100, 1)) == 0
+    second.set()
+    while b.leases.probe(b.space, keys(100, 1)) != 96 or b.leases.reading().free == free:
+        time.sleep(0)
+    for engine in (a, b):
+        engine.client.close()
+print("works")
+"""
+
+
+def test_on_a_device_everything_leaves_behind_the_forward_passes_so_far():
+    folder = os.path.join(os.environ.get("KVTRUNK_BIN", "/nowhere"), "tests/cuda/standin")
+    if not os.path.exists(folder):
+        pytest.skip("the stand-in for the driver is not built (make tests)")
+    ended = subprocess.run([sys.executable, "-c", DEVICE, os.path.dirname(__file__)], text=True,
+                           env={**os.environ, "LD_LIBRARY_PATH": folder,
+                                "KVTRUNK_CHECK_EVERY": "0"}, capture_output=True, check=False,
+                           timeout=60)
+    assert ended.stdout == "works\n", ended.stderr

@@ -64,6 +64,23 @@ def _allocator(original: Any, configurator: Any, **arguments: Any) -> Any:
     return _pool.make_allocator(configurator, **arguments)
 
 
+def _budget(original: Any, configurator: Any, *arguments: Any, **options: Any) -> Any:
+    """Bytes for KV, which SGLang divides by those of a position, up to --max-total-tokens. It takes
+    them from what is free when it starts, and the pool is not."""
+    from sglang.srt.runtime_context import get_schedule
+    if not wanted() or get_schedule().max_total_tokens is None:
+        return original(configurator, *arguments, **options)
+    return 1 << 60
+
+
+def _launch(original: Any, scheduler: Any, *arguments: Any, **options: Any) -> Any:
+    result = original(scheduler, *arguments, **options)
+    launched = getattr(scheduler.token_to_kv_pool_allocator, "launched", None)
+    if launched is not None:
+        launched(scheduler)
+    return result
+
+
 def _extend(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
     return _with_batch(original, batch, arguments, options, 0)
 
@@ -132,6 +149,8 @@ HOOKS = {
     "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool._create_buffers": _buffers,
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
     "_build_token_to_kv_pool_allocator": _allocator,
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": _budget,
+    _SCHEDULER + "run_batch": _launch,
     "sglang.srt.mem_cache.allocation.alloc_for_extend": _extend,
     "sglang.srt.mem_cache.allocation.alloc_for_decode_default": _decode,
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _admit,

@@ -141,13 +141,12 @@ def _doctor_sglang(report: _doctor.Report) -> None:
         report.good("SGLang finds the plug-in")
 
 
-def doctor(socket: Optional[str]) -> int:
+def doctor(socket: Optional[str], device: str = "cpu") -> int:
     """Print what is wrong. Returns 1 if something is."""
     report = _doctor.Report()
     report.good(f"kvtrunk {__version__}")
     _doctor_sglang(report)
-    # Engines on another device are refused.
-    info = _doctor.daemon(report, socket, "cpu", "python -m kvtrunk.sglang flags MODEL")
+    info = _doctor.daemon(report, socket, device, "python -m kvtrunk.sglang flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
         if geometry.layout in ("nhd", "latent") and geometry.order == "layer":
@@ -173,7 +172,7 @@ def main() -> int:
                           help="ranks, each with a slab of the pool (1)")
         each.add_argument("--kv-type", help="bf16, fp16, fp32 or fp8_e4m3; default: that of the "
                           "weights")
-        each.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+        each.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")
     one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
@@ -182,13 +181,14 @@ def main() -> int:
     _prove.add_options(three)
     two = kinds.add_parser("doctor", help="say what is wrong here")
     two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
+    two.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
     words, options = _prove.split(sys.argv[1:])
     arguments = parser.parse_args(words, argparse.Namespace(options=options))
     if arguments.command == "flags":
         return flags(arguments)
     if arguments.command == "prove":
         return prove(arguments)
-    return doctor(arguments.socket)
+    return doctor(arguments.socket, arguments.device)
 
 
 if __name__ == "__main__":

@@ -320,6 +320,7 @@ class KvtrunkCache(BasePrefixCache):
         """Compare the page that the request computed with the one that it could have reused."""
         pool, theirs = self.allocator.get_kvcache(), lease.theirs
         assert lease.own is not None and theirs is not None
+        self.allocator.wait_for_launched()  # one may be writing the page
         finding = _pool.compare(pool, lease.own, theirs, self._bounds)
         if not finding.differs:
             self.leases.passed(lease)

@@ -29,6 +29,7 @@ from .. import Client, ConnectionLost, Error, Namespace, Stale
 from .._check import Checks, check_every
 from .._ring import NOTICE_DEADLINE, Begun, Ring
 from .._say import Say
+from .._seq import Fence
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +88,7 @@ class Reading:
 class Leases:
     """All leases of a scheduler, on one connection."""
 
-    def __init__(self, client: Client, record_fence: Optional[Callable[[], Any]] = None,
-                 n_ranks: int = 1) -> None:
+    def __init__(self, client: Client, n_ranks: int = 1) -> None:
         self.say = Say(logger.warning)
         self.ring = Ring(client, say=self.say)
         self._n_ranks = n_ranks
@@ -100,7 +100,9 @@ class Leases:
         """The daemon is gone, and so is what it knew."""
         self.spare = 0
         self.rows = 0
-        self._fence = record_fence or (lambda: None)
+        self._stream = 0
+        """The CUDA stream of forward passes. 0: none was queued so far, or there are none."""
+        self._recorded: Optional[Fence] = None
         self._waiting: dict[str, int] = {}
         self._late: set[str] = set()
         self._live: dict[tuple[int, int], Lease] = {}
@@ -136,6 +138,23 @@ class Leases:
             seen = tuple(value) if isinstance(value, tuple) else value
             self.ring.client.mirror_write(marshal.dumps(seen))
         return value
+
+    # ---- devices
+
+    def launched(self, stream: int) -> None:
+        """A forward pass was queued on this CUDA stream, which touches pages that requests have.
+        Always the same stream: pages are given out again in its order."""
+        self._stream, self._recorded = stream, None
+
+    def _fence(self) -> Optional[Fence]:
+        """A fence behind all forward passes so far. All ranks call this in the same order: rank 0's
+        operation waits for the streams of all."""
+        if self._recorded is None and self._stream:
+            try:
+                self._recorded = self.ring.client.record_fence(self._stream)
+            except ConnectionLost as error:
+                self._lose(error)
+        return self._recorded
 
     # ---- what requests do
 
@@ -301,13 +320,16 @@ class Leases:
         if lease.theirs is not None:
             computed, keys = 0, _EMPTY
             self._drop(lease, "its request ended before")
-        if self._live.pop(number, None) is None or self.lost or self.follows:
-            return  # of a daemon that is gone; or rank 0 ends it
+        if self._live.pop(number, None) is None or self.lost:
+            return  # of a daemon that is gone
+        fence = self._fence()
+        if self.follows:
+            return  # rank 0 ends it
         if not lease.shared:
             computed, keys = 0, _EMPTY
-        self._try(self.ring.end, number, self._fence(), computed, keys)
+        self._try(self.ring.end, number, fence, computed, keys)
         if lease.own is not None:
-            self._try(self.ring.free, lease.own, self._fence())
+            self._try(self.ring.free, lease.own, fence)
 
     def unshare(self) -> None:
         """What runs publishes nothing more: it was computed before what comes now."""
@@ -362,8 +384,10 @@ class Leases:
             self.say(str(error))
 
     def _lose(self, error: Error) -> None:
-        if self._n_ranks > 1:
-            raise error  # the engine ends: no rank can go on, or begin with a new daemon, alone
+        # The engine ends if a rank could not go on, or begin with a new daemon, alone, or if graphs
+        # were captured with addresses of the old daemon's device memory.
+        if self._n_ranks > 1 or self.ring.client.info.backend != "host":
+            raise error
         if not self.lost:
             self.lost = True
             logger.error("kvtrunk: the daemon is gone: %s", error)

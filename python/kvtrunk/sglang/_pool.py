@@ -27,17 +27,29 @@ PROOF_TRIES = 1000
 class Attached:
     """The pool of this process: one connection, and the tensors on its pages."""
 
-    def __init__(self, client: Client, pool: Any) -> None:
+    def __init__(self, client: Client, pool: Pool) -> None:
         self.client = client
-        self.pool = pool
-        self.witness: Pool = client.map_pool()
-        """A second mapping of the pool, to see what the tensors write."""
+        self.mapped: Pool = pool
+        self.witness: Pool = map_slab(client)
+        """Another mapping of the pool, to see what the tensors write. Of a device it is the same."""
+
+
+def map_slab(client: Client) -> Pool:
+    """The slab of this rank. Refused: its device has another's."""
+    if client.info.backend == "host":
+        return client.map_pool()
+    slab = client.map_pool(device=torch.accelerator.current_device_index())
+    if slab.slab != client.info.rank:
+        raise _refusals.Refused(
+            f"rank {client.info.rank} has the device of slab {slab.slab}: order CUDA_VISIBLE_DEVICES "
+            "as the daemon's option devices, and leave --base-gpu-id and --gpu-id-step out")
+    return slab
 
 
 def attach(pool: Any) -> None:
     """In place of what makes the buffers of SGLang's pool: connect, and put its KV on our pool."""
     _connect(pool, geometry_of(pool))
-    pool.kvtrunk.client.pool.populate()  # as torch.zeros() does for an engine's own cache
+    pool.kvtrunk.mapped.populate()  # as torch.zeros() does for an engine's own cache
 
 
 def geometry_of(pool: Any) -> Geometry:
@@ -61,13 +73,13 @@ def geometry_of(pool: Any) -> Geometry:
     return Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd", "layer")
 
 
-def put(pool: Any, client: Client) -> None:
-    """Make the pool's buffers tensors on the client's pages: rows of positions, of all layers."""
+def put(pool: Any, mapped: Pool) -> None:
+    """Make the pool's buffers tensors on mapped pages: rows of positions, of all layers."""
     def rows(bits: Any) -> Any:
         pages = torch.from_dlpack(bits).permute(0, 2, 1, 3)
         return pages.view(-1, *pages.shape[2:]).view(pool.store_dtype)
 
-    layers = client.pool.layers()
+    layers = mapped.layers()
     if is_latent(pool):
         pool.kv_buffer = [rows(layer.k_bits) for layer in layers]
         return
@@ -142,13 +154,15 @@ def _connect(pool: Any, geometry: Geometry, **options: Any) -> None:
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "
             f"{ranks().world_size}` prints") from None
     try:
+        check_memory(client.info, str(pool.device))
         check_sizes(client.info, pool.page_size, pool.size, ranks().world_size,
                     get_schedule().max_running_requests)
+        mapped = map_slab(client)
     except Error:
         client.close()
         raise
-    put(pool, client)
-    pool.kvtrunk = Attached(client, pool)
+    put(pool, mapped)
+    pool.kvtrunk = Attached(client, mapped)
 
 
 def connect_again(pool: Any) -> Client:
@@ -168,6 +182,15 @@ def connect_again(pool: Any) -> Client:
     return client
 
 
+def check_memory(info: Any, device: str) -> None:
+    """Raise Refused unless the pool is memory of the device that computes."""
+    if (info.backend == "host") != (device == "cpu"):
+        raise _refusals.Refused(
+            f"the daemon's pool is {info.backend} memory, and SGLang computes on {device}: start the "
+            "daemon with what `python -m kvtrunk.sglang flags MODEL --device "
+            f"{'cpu' if device == 'cpu' else 'cuda'}` prints")
+
+
 def check_sizes(info: Any, page_size: int, size: int, n_ranks: int,
                 requests: Optional[int]) -> None:
     """Raise Refused unless page size, number of pages and of slabs are the daemon's, and its leases
@@ -185,8 +208,7 @@ def check_sizes(info: Any, page_size: int, size: int, n_ranks: int,
     if size != wanted:
         raise _refusals.Refused(
             f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
-            f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it). If "
-            "SGLang had less memory than that, raise --mem-fraction-static")
+            f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it)")
     if requests is not None and 0 < info.max_leases < requests:
         raise _refusals.Refused(
             f"the daemon gives one session {info.max_leases} leases, too few for "
@@ -226,7 +248,7 @@ def prove(pool: Any) -> None:
             "the KV tensors are not on kvtrunk's pages: SGLang did not make them where kvtrunk "
             "expects it (python -m kvtrunk.sglang doctor); leave --radix-cache-backend out")
     for i in range(pool.layer_num):
-        there, seen = attached.client.pool.layer(i), attached.witness.layer(i)
+        there, seen = attached.mapped.layer(i), attached.witness.layer(i)
         key = pool.get_key_buffer(pool.start_layer + i)
         parts = [("K and V", key, there.k_bits, seen.k_bits)] if is_latent(pool) else [
             ("K", key, there.k_bits, seen.k_bits),
@@ -249,7 +271,7 @@ def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int)
             f"{strides}, {rows}. Leave --radix-cache-backend out and report it")
     for _ in range(PROOF_TRIES):
         pattern = torch.tensor([secrets.randbelow(1 << 8) for _ in range(tensor.shape[2])],
-                               dtype=tensor.dtype)
+                               dtype=tensor.dtype, device=tensor.device)
         tensor[0, 0] = pattern
         read = bits[0, 0, 0].clone()
         if torch.equal(read.view(torch.uint8), pattern.view(torch.uint8)):
@@ -289,6 +311,8 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         self.leases = Leases(kvcache.kvtrunk.client, n_ranks=ranks().world_size)
         self.reading = Reading(0, 0, self.num_pages)
         self._batch: Any = None
+        self._stream: Any = None
+        """The stream of the last forward pass, on a device."""
         self._decoded = 0
         self.clear()
 
@@ -296,7 +320,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
 
     def clear(self) -> None:
         """Nothing is held without a lease: no free list."""
-        self.free_pages = torch.empty(0, dtype=torch.int64)
+        self.free_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self.free_group = None
 
     def resize(self, config: Any) -> None:
@@ -322,6 +346,20 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         the daemon is gone, to compute them again on the pool of the next."""
         return not self.leases.lost and all(self.leases.room(req.last_node, req.kv.kv_allocated_len + 1)
                    for req in requests or ())
+
+    # ---- devices
+
+    def launched(self, scheduler: Any) -> None:
+        """A batch was queued. With SGLang's overlap it runs on a stream of its own."""
+        if self.device != "cpu":
+            self._stream = (scheduler.forward_stream if scheduler.enable_overlap
+                            else torch.cuda.current_stream())
+            self.leases.launched(self._stream.cuda_stream)
+
+    def wait_for_launched(self) -> None:
+        """Order what is queued next on the current stream behind all forward passes."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
     # ---- rows
 
@@ -360,11 +398,14 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         parts = []
         for req, start, end in zip(batch.reqs, starts, ends):
             self.leases.give(req.last_node, end)
-            parts.append(self.slots(req.last_node, start, end))
-        return torch.cat(parts)
+            parts.append(self._host_slots(req.last_node, start, end))
+        return torch.cat(parts).to(self.device, non_blocking=True)
 
     def slots(self, lease: Lease, start: int, end: int) -> Any:
-        """Slots of positions [start, end) of a lease."""
+        """Slots of positions [start, end) of a lease, on the device."""
+        return self._host_slots(lease, start, end).to(self.device, non_blocking=True)
+
+    def _host_slots(self, lease: Lease, start: int, end: int) -> Any:
         size = self.page_size
         if end == start + 1:
             return torch.tensor([lease.pages[start // size] * size + start % size])

@@ -19,6 +19,11 @@ def _above_one(name: str) -> Callable[[Any], bool]:
     return lambda args: bool(getattr(args, name, 1) not in (None, 0, 1))
 
 
+def _post_capture(_args: Any) -> bool:
+    from sglang.srt.environ import envs
+    return bool(envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get())
+
+
 # (what is refused, does it hold, what to do)
 REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("--speculative-algorithm", _is_set("speculative_algorithm"),
@@ -65,8 +70,10 @@ REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
      "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
     ("--quantization-param-path", _is_set("quantization_param_path"),
      "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
-    ("--device", lambda args: bool(args.device != "cpu"),
-     "only --device cpu has been run so far (docs/sglang.md): leave --radix-cache-backend out"),
+    ("--device", lambda args: bool(args.device not in ("cpu", "cuda")),
+     "the pool is in the memory of the host or of a CUDA device: leave --radix-cache-backend out"),
+    ("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", _post_capture,
+     "the pool has one size, which the daemon gave it: set it to 0"),
 ]
 
 

@@ -43,6 +43,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
     "_build_token_to_kv_pool_allocator": ("sizes", "token_to_kv_pool",
                                           "token_to_kv_pool_allocator"),
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": (
+        "pre_model_load_memory",),
+    "sglang.srt.managers.scheduler.Scheduler.run_batch": ("batch",),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.__init__": (
         "size", "page_size", "dtype", "device", "kvcache", "need_sort"),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (

@@ -26,7 +26,7 @@ def arguments(**more):
     ("kv_events_config", "{}", "--kv-events-config"),
     ("enable_memory_saver", True, "--enable-memory-saver"),
     ("enable_streaming_session", True, "--enable-streaming-session"),
-    ("device", "cuda", "--device"),
+    ("device", "xpu", "--device"),
     ("quantization_param_path", "scales.json", "--quantization-param-path"),
 ])
 def test_an_option_is_refused_by_its_flag(option, value, flag):
@@ -133,7 +133,7 @@ class Pool:
 
     def __init__(self, client, page_size):
         self.page_size = page_size
-        self.kvtrunk = types.SimpleNamespace(client=client, witness=client.map_pool())
+        self.kvtrunk = types.SimpleNamespace(mapped=client.pool, witness=client.map_pool())
         layer = client.pool.layer(0)
         self.k, self.v = (torch.from_dlpack(array).permute(0, 2, 1, 3).flatten(0, 1)
                           for array in (layer.k, layer.v))
@@ -190,8 +190,8 @@ def test_what_sglang_s_own_pool_stores_is_in_the_page(kind, shape, dtype, monkey
                         kv_type=geometry.dtype, kv_layout=geometry.layout, kv_order="layer",
                         page_size=PAGE, n_pages=4) as daemon:
         with daemon.connect(geometry=geometry) as client:
-            _pool.put(pool, client)
-            pool.kvtrunk = _pool.Attached(client, pool)
+            _pool.put(pool, client.pool)
+            pool.kvtrunk = _pool.Attached(client, client.pool)
             _pool.prove(pool)
             rows = torch.randn(2 * PAGE, geometry.n_kv_heads, geometry.head_dim)
             for plane in _pool.planes(pool)[1]:
