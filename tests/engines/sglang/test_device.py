@@ -79,3 +79,34 @@ def test_without_the_daemons_size_the_engine_is_sized_as_alone(sized, monkeypatc
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: types.SimpleNamespace(
         **{**vars(schedule), "max_total_tokens": None}))
     assert adapter._budget(lambda *_: "own", None, 1) == "own"
+
+
+@pytest.mark.parametrize("device, streams", [("cuda", [7]), ("cpu", [])])
+def test_fences_are_of_the_stream_that_runs_batches(device, streams):
+    from kvtrunk.sglang import _pool
+
+    seen = []
+    allocator = object.__new__(_pool.KvtrunkAllocator)
+    allocator.device, allocator._stream = device, None
+    allocator.leases = types.SimpleNamespace(launched=seen.append)
+    scheduler = types.SimpleNamespace(
+        token_to_kv_pool_allocator=allocator, enable_overlap=True,
+        forward_stream=types.SimpleNamespace(cuda_stream=7))
+    assert adapter._launch(lambda *_: "result", scheduler, "batch") == "result"
+    assert seen == streams
+    scheduler.token_to_kv_pool_allocator = None  # an engine without kvtrunk
+    assert adapter._launch(lambda *_: "result", scheduler, "batch") == "result"
+
+
+@pytest.mark.parametrize("backend, device, says", [
+    ("host", "cuda", "--device cuda"), ("cuda-vmm", "cpu", "--device cpu"),
+    ("cuda-ipc", "cuda", None), ("host", "cpu", None)])
+def test_a_pool_in_other_memory_is_refused(backend, device, says):
+    from kvtrunk.sglang import _pool, _refusals
+
+    info = types.SimpleNamespace(backend=backend)
+    if says is None:
+        _pool.check_memory(info, device)
+    else:
+        with pytest.raises(_refusals.Refused, match=says):
+            _pool.check_memory(info, device)
