@@ -18,6 +18,12 @@ KILLS = [*((operation, "sglang::scheduler") for operation in ("BEGIN", "COMMIT",
 SMALL = {}
 STARTS = {"plain": {}}
 NEW_EPOCH = "flush"
+ON_A_CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend",
+            "pytorch", "--grammar-backend", "none", "--disable-cuda-graph",
+            "--mem-fraction-static", "0.5"]
+STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
+"""PYTHONPATH of an engine."""
+ENGINE, PROVE, SERVE = "sglang", ["--page-size", str(PAGE)], ON_A_CPU
 
 
 def geometry(**more):
@@ -43,12 +49,11 @@ class Engine(engine.Engine):
         options.setdefault("max_total_tokens", (PAGES - 1) * page)
         if daemon is not None:
             options["radix_cache_backend"] = "kvtrunk"
-        path = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
         super().__init__(HERE / program, folder, log, options,
                          {"SGLANG_USE_CPU_ENGINE": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-                          "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": path,
+                          "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1", "PYTHONPATH": STANDIN,
                           # More ranks than NUMA nodes, with gloo: a torch for CUDA brings NCCL.
                           "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
                               str(i % os.cpu_count()) for i in range(

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that were not proved."""
+"""What `python -m kvtrunk.sglang prove` finds, with SGLang; and engines that were not proved."""
 import logging
 import types
 
 import pytest
+from conftest import STANDIN
+from proving import test_engines_of_this_machine_are_proved  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def standin(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", STANDIN)
 
 
 @pytest.mark.parametrize("backend, proved", [("TorchNativeAttnBackend", True),

@@ -1,84 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two OpenAI servers of SGLang, started as docs/sglang.md says."""
-import contextlib
 import json
-import os
-import pathlib
 import shlex
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import urllib.request
 
 import pytest
-from conftest import PAGE, geometry, printed
+from conftest import ON_A_CPU, PAGE, STANDIN, geometry, printed
 from proxied import proxy
 
-from kvtrunk import testing
-
-ON_A_CPU = ("--device cpu --attention-backend torch_native --sampling-backend pytorch "
-            "--grammar-backend none --disable-cuda-graph --context-length 2048 "
-            "--mem-fraction-static 0.5 --enable-cache-report")
-READY = "The server is fired up and ready to roll"
+from kvtrunk import _server, testing
 
 
-class Server:
+class Server(_server.Server):
     """sglang.launch_server, with the command that `flags` prints."""
 
-    def __init__(self, engine, daemon):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        standin = pathlib.Path(__file__).parent / "standin"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1",
-                       # Without checks: the first reuse computes a page less.
-                       "KVTRUNK_CHECK_EVERY": "0", "KVTRUNK_SOCKET": daemon.socket,
-                       "PYTHONPATH": f"{standin}:{os.environ.get('PYTHONPATH', '')}"}
-        words = [sys.executable, *shlex.split(f"{engine} {ON_A_CPU}")[1:], "--port", str(self.port)]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True, env=environment, start_new_session=True)
-        self.lines = []
-        self.ready = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if READY in line:
-                self.ready.set()
-        self.ready.set()
+    def __init__(self, engine, daemon, log):
+        # Without checks: the first reuse computes a page less.
+        super().__init__(
+            [*shlex.split(engine), *ON_A_CPU, "--context-length", "2048", "--enable-cache-report"],
+            {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1", "KVTRUNK_CHECK_EVERY": "0",
+             "KVTRUNK_SOCKET": daemon.socket, "PYTHONPATH": STANDIN}, log)
 
     def complete(self, text, **more):
         """The text behind a prompt, and how much of it was cached."""
-        assert self.ready.wait(600) and self.process.poll() is None, "".join(self.lines[-30:])
-        body = {"model": "any", "prompt": text, "max_tokens": 12, "temperature": 0,
-                "ignore_eos": True, **more}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/completions",
-                                         json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            said = json.load(answer)
-        details = said["usage"]["prompt_tokens_details"] or {}
-        return said["choices"][0]["text"], details.get("cached_tokens", 0)
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        answer = super().complete(text, 12, **more)
+        return answer.text, answer.cached
 
 
 @pytest.fixture(scope="module")
-def servers(folder):
+def servers(folder, tmp_path_factory):
     options, engine = printed(folder, 1 << 23)
     assert options.items() >= {name: str(value) for name, value in geometry().items()
                                if name != "n_pages"}.items()
     with testing.daemon(supervise=True, **options) as daemon:
-        made = [Server(engine, daemon), Server(engine, daemon)]
-        yield made
-        for server in made:
-            server.kill()
+        made = [Server(engine, daemon, tmp_path_factory.mktemp("logs") / name) for name in "ab"]
+        try:
+            yield [server.wait() for server in made]
+        finally:
+            for server in made:
+                server.kill()
 
 
 def test_servers_share_and_a_salt_isolates(servers):

@@ -18,6 +18,7 @@ KILLS = [*((operation, "EngineCore") for operation in ("BEGIN", "COMMIT", "EXTEN
 SMALL = {"processes": 1}
 STARTS = {"plain": {}}
 NEW_EPOCH = "reset"
+ENGINE, PROVE, SERVE = "vllm", ["--device", "cpu", "--block-size", str(PAGE)], ["--enforce-eager"]
 TRANSFER = {"kv_connector": "KvtrunkConnector", "kv_role": "kv_both"}
 
 

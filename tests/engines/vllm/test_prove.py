@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that were not proved."""
+"""What `python -m kvtrunk.vllm prove` finds, with vLLM; and engines that were not proved."""
 import types
 
 import pytest
+from proving import test_engines_of_this_machine_are_proved  # noqa: F401
 
 from kvtrunk.vllm._refuse import Refused
 

@@ -6,20 +6,15 @@ import os
 import pathlib
 import re
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import time
 import urllib.error
-import urllib.request
 
 import pytest
 from conftest import PAGE, TRANSFER, geometry
-from engine import START_S, all_pages_are_back, prompt, until
+from engine import all_pages_are_back, prompt, until
 from proxied import proxy
 
-from kvtrunk import testing
+from kvtrunk import _server, testing
 
 NOT_WAITED_FOR = 64
 """coalesce_threshold: so much may be computed twice if the daemon is late."""
@@ -37,62 +32,25 @@ ask 8001 second.json   # what it computed is there
 kvtctl audit""".splitlines()
 
 
-class Server:
+class Server(_server.Server):
     """An OpenAI server."""
 
     def __init__(self, folder, daemon, log):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.log = log
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
-                       "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1",
-                       "VLLM_SERVER_DEV_MODE": "1", "KVTRUNK_SOCKET": daemon.socket}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
-             "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
-             "--served-model-name", "tiny", "--block-size", str(PAGE), "--enforce-eager",
-             "--max-model-len", "2048", "--max-num-seqs", "8", "--max-num-batched-tokens", "128",
-             "--kv-cache-memory-bytes", str(1 << 27), "--enable-prompt-tokens-details",
-             "--kv-transfer-config", json.dumps(TRANSFER)],
-            stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment,
-            start_new_session=True)
-
-    def url(self, path, body=None):
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", headers={"Content-Type": "application/json"},
-            data=None if body is None else json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            return answer.read()
-
-    def wait(self):
-        end = time.monotonic() + START_S
-        while True:
-            try:
-                self.url("/health")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                assert self.process.poll() is None and time.monotonic() < end, (
-                    self.log.read_text()[-4000:])
-                time.sleep(0.2)
+        super().__init__(
+            ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+             "--dtype", "float32", "--served-model-name", "tiny", "--block-size", str(PAGE),
+             "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8",
+             "--max-num-batched-tokens", "128", "--kv-cache-memory-bytes", str(1 << 27),
+             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(TRANSFER)],
+            {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+             "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1",
+             "VLLM_SERVER_DEV_MODE": "1", "KVTRUNK_CHECK_EVERY": "0",
+             "KVTRUNK_SOCKET": daemon.socket}, log)
 
     def complete(self, tokens, max_tokens=16, **more):
         """Text, and how many positions were cached."""
-        answer = json.loads(self.url("/v1/completions", {
-            "model": "tiny", "prompt": tokens, "max_tokens": max_tokens, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, **more}))
-        details = answer["usage"]["prompt_tokens_details"] or {}
-        return {"tokens": answer["choices"][0]["token_ids"],
-                "cached": details.get("cached_tokens") or 0}
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            raise
+        answer = super().complete(tokens, max_tokens, **more)
+        return {"tokens": list(answer.tokens), "cached": answer.cached}
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +65,7 @@ def served(folder, tmp_path_factory):
             yield made
         finally:
             for server in made[1:]:
-                if server.process.poll() is None:
-                    server.end()
+                server.kill()
 
 
 def test_servers_share_and_a_salt_isolates(served):
