@@ -91,10 +91,10 @@ test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_rank_gives_all_pages_back(daemon, engines, start, victim):
-    private, _, b = engines
+    private, a, _ = engines  # a has forgotten, and shares with engines that start later
     engine = start(daemon, **SLOW).wait()
     daemon.kvtctl("reset")  # no page is evicted for what is counted
-    ranks.kill_one(daemon, private, b, engine, victim, 300 + VICTIMS.index(victim))
+    ranks.kill_one(daemon, private, a, engine, victim, 300 + VICTIMS.index(victim))
 
 
 def test_one_rank_on_two_slabs_is_refused(daemon, folder, tmp_path):
