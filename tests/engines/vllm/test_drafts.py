@@ -5,7 +5,8 @@ import json
 import model
 import pytest
 from conftest import PAGE, flags
-from engine import counters, expect_nothing_held, prompt, until
+from engine import counters, expect_nothing_held, prompt
+from kills import kill_at, order  # noqa: F401
 
 from kvtrunk import testing
 
@@ -32,12 +33,7 @@ def daemon(folder, drafts):
 
 
 @pytest.fixture(scope="module")
-def order(tmp_path_factory):
-    return tmp_path_factory.mktemp("kill") / "order"
-
-
-@pytest.fixture(scope="module")
-def engines(daemon, drafts, start, order):
+def engines(daemon, drafts, start, order):  # noqa: F811
     """One with a cache of its own that drafts nothing, and two that draft. The last one computes
     one page of each reuse itself, and compares."""
     made = (start(processes=1), start(daemon, speculative_config=drafts,
@@ -86,15 +82,6 @@ def test_a_page_is_found_only_with_the_token_behind_it(daemon, engines):
     expect_nothing_held(daemon)
 
 
-def test_a_kill_while_it_drafts(daemon, engines, order):
+def test_a_kill_while_it_drafts(daemon, engines, order):  # noqa: F811
     private, a, b = engines
-    text = prompt(60, 150)
-    expected = private.generate(text, max_tokens=100)[0]["tokens"]
-    pid = a.find("EngineCore")
-    order.write_text("EXTEND EngineCore")
-    a.ask(do="generate", prompts=[text], max_tokens=100)
-    until(lambda: pid not in a.pids())
-    order.unlink()
-    assert b.generate(text, max_tokens=100)[0]["tokens"] == expected
-    a.kill()
-    expect_nothing_held(daemon)
+    kill_at("EXTEND", "EngineCore", daemon, order, [private, b, a])

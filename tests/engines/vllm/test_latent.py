@@ -4,7 +4,8 @@ serve_latent.py says what of vLLM's CPU backend stands aside."""
 import conftest
 import model
 import pytest
-from engine import counters, expect_nothing_held, prompt, until
+from engine import counters, expect_nothing_held, prompt
+from kills import kill_at, order  # noqa: F401
 
 from kvtrunk import testing
 
@@ -34,12 +35,7 @@ def daemon():
 
 
 @pytest.fixture(scope="module")
-def order(tmp_path_factory):
-    return tmp_path_factory.mktemp("kill") / "order"
-
-
-@pytest.fixture(scope="module")
-def engines(daemon, start, order):
+def engines(daemon, start, order):  # noqa: F811
     """One with a cache of its own, one that will be killed, and one that compares each reuse. The
     sizes of their schedulers differ, which changes no KV."""
     made = (start(processes=1, num_gpu_blocks_override=512),
@@ -66,15 +62,6 @@ def test_b_reuses_what_only_a_computed(daemon, engines):
     assert counters(daemon).suspected_pages == 0
 
 
-def test_a_kill_in_prefill(daemon, engines, order):
+def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811
     private, a, b = engines
-    text = prompt(3, 900)
-    expected = private.generate(text, max_tokens=40)[0]["tokens"]
-    pid = a.find("EngineCore")
-    order.write_text("COMMIT EngineCore")
-    a.ask(do="generate", prompts=[text], max_tokens=40)
-    until(lambda: pid not in a.pids())
-    order.unlink()
-    assert b.generate(text, max_tokens=40)[0]["tokens"] == expected
-    a.kill()
-    expect_nothing_held(daemon)
+    kill_at("COMMIT", "EngineCore", daemon, order, [private, b, a])
