@@ -4,13 +4,13 @@ import model
 import pytest
 
 
-@pytest.mark.parametrize("shape, far", [
-    ({}, 0), (model.windows("gpt-oss"), 0), (model.windows("Gemma 3"), 0),
-    (model.windows("Mistral"), 100)], ids=["Llama", *model.WINDOWS])
-def test_text_depends_on_a_token_far_before_it(shape, far, tmp_path):
+@pytest.mark.parametrize("name, far", [(None, 0), ("gpt-oss", 0), ("Gemma 3", 0),
+                                       ("Mistral", 100)])
+def test_text_depends_on_a_token_far_before_it(name, far, tmp_path):
     import torch
     import transformers
 
+    shape = model.windows(name) if name else {}
     made = transformers.AutoModelForCausalLM.from_pretrained(model.write(tmp_path, **shape),
                                                              dtype="float32")
 
