@@ -20,6 +20,7 @@
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
 #define KVT_MAX_RANKS 16u       /* processes of one group: a rank for each slab */
 #define KVT_MIRROR_MESSAGE_MAX 16384u /* bytes of one message of kvt_mirror_write() */
+#define KVT_MAX_SIDES 8u        /* kinds of side pages: vLLM plans up to 7 groups beside the first */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
@@ -67,6 +68,8 @@ enum kvt_sqe_flag {
 	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */
 	KVT_F_OWN_STREAM = 1u << 13, /* BEGIN, EXTEND, ALLOC: what writes the pages is ordered
 				      * behind the session's fences */
+	KVT_F_SIDES = 1u << 15,      /* COMMIT with KEEP and NO_LIST: pairs in front of the keys
+				      * name side pages. The library sets it */
 	KVT_F_ROOT_KEY = 1u << 14,  /* MATCH, INSERT, BEGIN, REMOVE: two words in front of the keys
 				     * are a root key. The library sets it */
 };
@@ -134,7 +137,8 @@ enum kvt_reason {
 	KVT_REASON_PAGE_NOT_CACHED = 41,
 	KVT_REASON_FATAL = 42,
 	KVT_REASON_MEMORY = 43,
-	KVT_REASON_COUNT = 44,
+	KVT_REASON_SIDE_PLACE = 44,
+	KVT_REASON_COUNT = 45,
 };
 
 enum kvt_page_state {
@@ -143,11 +147,12 @@ enum kvt_page_state {
 	KVT_PAGE_CACHED = 2,
 	KVT_PAGE_QUARANTINE = 3,
 	KVT_PAGE_SCRATCH = 4, /* page 0 alone */
+	KVT_PAGE_SIDE = 5,    /* in answers: a cached page that hangs on another cached one */
 };
 
 /** Counters that agree with each other between two operations. KVT_COUNTERS (kvtrunk_wire_arena.h)
- * describes each. The first 12 are gauges; the others rise from the start of the objects, over
- * restarts. free + private + cached + quarantined == n_pages - 1. */
+ * describes each. The first 13 and victim_age_ns are gauges; the others rise from the start of the
+ * objects, over restarts. free + private + cached + quarantined == n_pages - 1. */
 struct kvt_counters {
 	uint64_t free_pages;
 	uint64_t private_pages;
@@ -161,6 +166,7 @@ struct kvt_counters {
 	uint64_t live_leases;
 	uint64_t live_sessions;
 	uint64_t live_namespaces;
+	uint64_t side_pages;
 	uint64_t operations;
 	uint64_t input_positions;
 	uint64_t hit_positions;
@@ -182,7 +188,8 @@ struct kvt_counters {
 	uint64_t removed_pages;
 	uint64_t reset_pages;
 	uint64_t suspected_pages;
-	uint64_t reserved[15]; /* so that a new counter moves nothing */
+	uint64_t victim_age_ns;
+	uint64_t reserved[13]; /* so that a new counter moves nothing */
 };
 
 /** Eviction policies: the smallest key of the table goes first. */

@@ -31,7 +31,7 @@ enum kvt_arena_section {
 	KVT_SECTION_PAGES = 4,
 	KVT_SECTION_NAMESPACES = 5,
 	KVT_SECTION_ROOT_KEYS = 6, /* u64 of each node with KVT_NODE_KEYED */
-	KVT_SECTION_SIDES = 7, /* u32 per page and kind of side page: none yet */
+	KVT_SECTION_SIDES = 7, /* u32 per page and kind: the side page that hangs on the page */
 	KVT_ARENA_SECTIONS = 8,
 };
 
@@ -63,6 +63,7 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(GAUGE, live_leases, "Leases that sessions hold.")                                       \
 	X(GAUGE, live_sessions, "Sessions that have not ended.")                                  \
 	X(GAUGE, live_namespaces, "Namespaces that are open or hold keys.")                       \
+	X(GAUGE, side_pages, "Cached pages that hang on other cached pages, in sides.")           \
 	X(COUNTER, operations, "Operations taken from the rings.")                                \
 	X(COUNTER, input_positions, "Positions asked for (keys of BEGIN).")                       \
 	X(COUNTER, hit_positions, "Positions that needed no prefill (reusable of BEGIN).")        \
@@ -83,7 +84,8 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, expired_pages, "Cached pages given back after their time to live.")            \
 	X(COUNTER, removed_pages, "Cached pages given back after REMOVE.")                        \
 	X(COUNTER, reset_pages, "Cached pages given back after RESET.")                           \
-	X(COUNTER, suspected_pages, "Reports of a cached page whose KV is another than computed.")
+	X(COUNTER, suspected_pages, "Reports of a cached page whose KV is another than computed.") \
+	X(GAUGE, victim_age_ns, "Time from its last touch to its end of what was evicted last.")
 
 enum kvt_counter_place {
 #define KVT_COUNTER_PLACE(kind, name, text) KVT_COUNTER_##name,
@@ -126,9 +128,9 @@ struct kvt_arena_header {
 	uint64_t epoch KVT_ALIGNED(KVT_LINE);
 	uint64_t mutation KVT_ALIGNED(KVT_LINE);
 	struct kvt_counters counters KVT_ALIGNED(KVT_LINE);
-	uint32_t n_sides;        /* kinds of side pages: none yet */
-	uint32_t side_pages[8];  /* of each kind: pages of a path that a reader needs */
-	uint8_t reserved1[KVT_LINE * 17 - 36];
+	uint32_t n_sides; /* kinds of side pages */
+	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: trailing pages of a path that need one */
+	uint8_t reserved1[KVT_LINE * 17 - 4 - 4 * KVT_MAX_SIDES];
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_arena_header) % KVT_LINE == 0, "header ends on a line");
 _Static_assert(sizeof(struct kvt_arena_header) <= 4096, "header is at most 4 KiB");
@@ -202,10 +204,11 @@ typedef uint64_t kvt_bucket;
  * but two facts: whether an owned page is PRIVATE or in QUARANTINE, and the sealer of a CACHED one.
  * In other states sealer and parent are left over. */
 struct kvt_page_record {
-	uint32_t slot;        /* its slot when CACHED, else KVT_NONE */
+	uint32_t slot;        /* its slot when CACHED, else KVT_NONE. A side page has none */
 	uint32_t state : 8;   /* enum kvt_page_state: the low bits */
 	uint32_t sealer : 24; /* number of the session that sealed it; 0: unknown */
-	uint32_t parent;      /* page in front on the path, 0 at a root: constant while CACHED */
+	uint32_t parent;      /* page in front on the path, 0 at a root; of a side page the page that
+				 it hangs on. Constant while CACHED */
 	uint32_t reserved;
 };
 #define KVT_SEALER_MASK 0xffffffu

@@ -36,9 +36,10 @@
  *   BEGIN   namespace keys; arg = extra positions; node generation positions (start, as
  *           INSERT's); list = page table and, if there is room, a word behind its n_list: the
  *           reused positions that other sessions sealed; ttl_ms = deadline, with WAIT or NO_WAIT
- *           only
+ *           only. If pages have sides, n_list counts that word and, behind it, for each kind the
+ *           side pages of the last reusable pages, as many as it needs
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table,
- *           none with NO_LIST
+ *           none with NO_LIST; with SIDES the given pages that were not taken
  *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
  *           the session; no arg, no list
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
@@ -70,10 +71,23 @@ struct kvt_sqe {
 };
 _Static_assert(sizeof(struct kvt_sqe) == 64, "kvt_sqe");
 
-/** Words of the key area in front of an entry's keys. */
+/** Words of the key area in front of an entry's keys, for a root key. */
 static inline uint32_t kvt_root_key_words(uint32_t flags)
 {
 	return flags & KVT_F_ROOT_KEY ? sizeof(uint64_t) / sizeof(uint32_t) : 0;
+}
+
+/** With SIDES, the keys' offset names a word n, behind it n pairs, and behind those the keys. A pair
+ * is a place and a page. The page, private and in no lease, becomes the side page of its place if
+ * that has none. Page KVT_NONE drops the place's side page, if no other path needs it. */
+#define KVT_SIDE_PLACE(page, kind) ((page) * KVT_MAX_SIDES + (kind)) /* page of the lease's path */
+#define KVT_SIDE_PAGE(place) ((place) / KVT_MAX_SIDES)
+#define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
+
+/** Words of n pairs, and of n itself. */
+static inline uint64_t kvt_side_words(uint32_t flags, uint32_t n)
+{
+	return flags & KVT_F_SIDES ? 1 + 2ull * n : 0;
 }
 
 /** What an operation takes from its entry; what it does not take must be 0. */
@@ -112,7 +126,7 @@ enum kvt_list_size {
 	X(MATCH, match,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_HANDLE,       \
 	  KVT_F_LOCK | KVT_F_NO_TOUCH | KVT_F_ROOT_KEY, KVT_LIST_KEYS,                    \
-	  W(matched) W(announced) U(2) U(3))                                              \
+	  W(matched) W(announced) W(usable) U(3))                                         \
 	X(LOCK, lock, KVT_TAKES_HANDLE | KVT_TAKES_LIST, KVT_F_SHORTER, KVT_LIST_HANDLE,  \
 	  W(matched) U(1) U(2) U(3))                                                      \
 	X(UNLOCK, unlock, KVT_TAKES_LEASE | KVT_TAKES_FENCE, 0, KVT_LIST_NONE,            \
@@ -137,7 +151,7 @@ enum kvt_list_size {
 	X(COMMIT, commit,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |             \
 	  KVT_TAKES_FENCE,                                                                \
-	  KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST, KVT_LIST_TABLE,                     \
+	  KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES, KVT_LIST_TABLE,                     \
 	  W(next) W(advanced) W(sealed) W(duplicates))                                    \
 	X(EXTEND, extend,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_LIST |           \

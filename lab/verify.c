@@ -44,7 +44,7 @@ static int path_keys(void *context, uint32_t node, uint32_t positions, uint32_t 
 
 static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 {
-	return kvt_oracle_create(&(struct kvt_oracle_config){
+	struct kvt_oracle_config config = {
 		.page_size = c->page_size,
 		.n_pages = c->n_pages,
 		.max_nodes = c->max_nodes,
@@ -62,7 +62,11 @@ static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
 		.disabled = c->disabled,
 		.coalesce_threshold = c->coalesce_threshold,
 		.patience_ns = c->patience_ns,
-	});
+		.n_sides = c->n_sides,
+	};
+
+	memcpy(config.side_pages, c->side_pages, sizeof(config.side_pages));
+	return kvt_oracle_create(&config);
 }
 
 static int replay(struct verify *v)

@@ -118,6 +118,9 @@ static const struct {
 		"the daemon's log (died_in) before you ask again" },
 	[KVT_REASON_MEMORY] = { "memory",
 		"too little memory is free for it: free some, or raise the daemon's memory limit" },
+	[KVT_REASON_SIDE_PLACE] = { "side_place",
+		"a side page hangs on a page that this COMMIT leaves cached: name a page of the "
+		"sequence in front of `computed`, and a kind that the daemon's option sides has" },
 };
 _Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
 

@@ -82,6 +82,7 @@ static int check_geometry(const struct kvt_arena_header *arena,
 		{ "n_slots", arena->n_slots, want->n_slots },
 		{ "max_nodes", arena->max_nodes, want->max_nodes },
 		{ "max_namespaces", arena->max_namespaces, want->max_namespaces },
+		{ "the number of sides", arena->n_sides, want->n_sides },
 		{ "the number of buckets", arena->n_buckets, want->n_buckets },
 		{ "max_sessions", ledger->max_sessions, book->max_sessions },
 		{ "total_leases", ledger->n_leases, book->n_leases },
@@ -97,6 +98,8 @@ static int check_geometry(const struct kvt_arena_header *arena,
 		if (error)
 			return error;
 	}
+	if (memcmp(arena->side_pages, want->side_pages, sizeof(want->side_pages)) != 0)
+		return stale(why, why_size, "sides need other numbers of pages");
 	if (memcmp(arena->sections, want->sections, sizeof(want->sections)) != 0 ||
 	    memcmp(ledger->sections, book->sections, sizeof(book->sections)) != 0 ||
 	    arena->n_sections != want->n_sections || ledger->n_sections != book->n_sections)

@@ -24,6 +24,7 @@
 #include "daemon/core/audit.h"
 #include "daemon/core/order.h"
 #include "daemon/core/recover.h"
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 
@@ -58,6 +59,7 @@ static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 
 	*shadow = (struct kvt_core){
 		.magic = core->magic, .config = core->config, .ps = core->ps,
+		.n_sides = core->n_sides,
 		.bucket_mask = core->bucket_mask, .slot_keys = core->slot_keys,
 		.root_keys = core->root_keys,
 		.ledger = core->ledger, .tails = core->tails, .opened = core->opened,
@@ -136,7 +138,7 @@ static const struct field counter_fields[] = {
 	FIELD(kvt_counters, evictable_pages), FIELD(kvt_counters, protected_pages),
 	FIELD(kvt_counters, live_nodes), FIELD(kvt_counters, locked_nodes),
 	FIELD(kvt_counters, live_leases), FIELD(kvt_counters, live_sessions),
-	FIELD(kvt_counters, live_namespaces),
+	FIELD(kvt_counters, live_namespaces), FIELD(kvt_counters, side_pages),
 };
 static const struct field core_fields[] = {
 	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
@@ -436,6 +438,29 @@ static void check_slots(struct audit *audit)
 		       (unsigned long long)extents);
 }
 
+/** Check what hangs on pages, and what nodes say of it. */
+static void check_sides(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+
+	for (uint32_t page = 0; page < core->config.n_pages; page++)
+		for (uint32_t kind = 0; kind < core->n_sides; kind++)
+			if (kvt_sides_of(core, page)[kind] != kvt_sides_of(shadow, page)[kind])
+				report(audit, "side %u of page %u is page %u, and recomputed %u",
+				       kind, page, kvt_sides_of(core, page)[kind],
+				       kvt_sides_of(shadow, page)[kind]);
+	for (uint32_t id = 1; core->n_sides > 0 && id < core->config.max_nodes; id++) {
+		if (!(shadow->nodes[id].flags & KVT_NODE_LIVE))
+			continue;
+		if (core->sides_in[id] != shadow->sides_in[id])
+			report(audit, "node %u: sides_in is %u, and recomputed %u", id,
+			       core->sides_in[id], shadow->sides_in[id]);
+		if (core->side_top[id] < shadow->side_top[id])
+			report(audit, "node %u: side_top is %u, below page %u, which has a side",
+			       id, core->side_top[id], shadow->side_top[id] - 1);
+	}
+}
+
 static void check_pages(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
@@ -548,6 +573,7 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 	check_index(&audit);
 	check_slots(&audit);
 	check_pages(&audit);
+	check_sides(&audit);
 	check_leases(&audit);
 	check_pending(&audit);
 	for (uint32_t id = 1; id <= core->config.max_sessions; id++)

@@ -11,11 +11,15 @@
  * have arrays of their own, too, which a rebuild fills before it reads them.
  */
 
+/** Nodes whose side pages are counted. */
+#define KVT_SIDED_NODES(c) ((c)->n_sides ? (c)->max_nodes : 0)
+
 /** Facts and derived fields in the same records: copied before each rebuild. */
 #define KVT_SHADOW_COPIES(X)                                                                      \
 	X(arena, 1)                                                                               \
 	X(nodes, c->max_nodes)                                                                    \
 	X(slot_pages, c->n_slots)                                                                 \
+	X(sides, (uint64_t)c->n_pages * c->n_sides)                                               \
 	X(pages, c->n_pages)                                                                      \
 	X(namespaces, c->max_namespaces)                                                          \
 	X(labels, c->max_namespaces)                                                              \
@@ -29,6 +33,8 @@
 #define KVT_SHADOW_ZEROED(X)                                                                      \
 	X(cut_below, c->max_nodes)                                                                \
 	X(sealers, c->max_nodes)                                                                  \
+	X(sides_in, KVT_SIDED_NODES(c))                                                           \
+	X(side_top, KVT_SIDED_NODES(c))                                                           \
 	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)
 
 #endif

@@ -88,7 +88,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 			    struct kvt_admin_page *ret_page)
 {
-	const struct kvt_page_record *record;
+	const struct kvt_page_record *record, *main;
 	const struct kvt_node *node;
 
 	if (page >= core->config.n_pages)
@@ -102,12 +102,17 @@ bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 	};
 	if (record->state != KVT_PAGE_CACHED)
 		return true;
-	ret_page->node = kvt_slots_node_of(&core->slots, record->slot);
+	main = record;
+	if (record->slot == KVT_NONE) {
+		ret_page->state = KVT_PAGE_SIDE;
+		main = &core->pages[record->parent];
+	}
+	ret_page->node = kvt_slots_node_of(&core->slots, main->slot);
 	node = kvt_node_at(core, ret_page->node);
 	KVT_ASSERT(kvt_node_live(core, ret_page->node));
-	KVT_ASSERT(record->slot - node->first_slot < node->sealed);
+	KVT_ASSERT(main->slot - node->first_slot < node->sealed);
 	ret_page->generation = node->generation;
-	ret_page->position = (node->start + record->slot - node->first_slot) * core->ps;
+	ret_page->position = (node->start + main->slot - node->first_slot) * core->ps;
 	ret_page->lock_ref = node->lock_ref;
 	return true;
 }

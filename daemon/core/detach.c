@@ -102,14 +102,13 @@ uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages)
 			   node->lock_ref <= core->nodes[top].lock_ref);
 		--*steps;
 		if (node->lock_ref == 0 && node->n_children == 0 && node->n_slots > 0) {
-			uint32_t n = kvt_min(node->n_slots, pages - freed);
-			bool whole = n == node->n_slots;
 			uint32_t id = core->reclaim_cursor;
+			uint32_t n = kvt_node_last(core, id, pages - freed);
+			bool whole = n == node->n_slots;
 
 			if (whole)
 				core->reclaim_cursor = next;
-			freed += n;
-			kvt_node_trim(core, id, n, core->nodes[top].flags);
+			freed += kvt_node_trim(core, id, n, core->nodes[top].flags);
 			if (!whole || id == top)
 				continue;
 		} else if (node->lock_ref == 0 && node->n_children == 0) {

@@ -14,8 +14,8 @@ void kvt_detach(struct kvt_core *core, uint32_t node, uint32_t why);
 /** Detach up to `roots` stale roots, looking at no more than `looks` namespaces. Returns at how
  * many it looked. */
 uint32_t kvt_detach_stale(struct kvt_core *core, uint32_t roots, uint32_t looks);
-/** Visit up to *steps nodes of detached subtrees, freeing at most `pages`. Returns pages freed, and
- * takes the nodes visited off *steps. */
+/** Visit up to *steps nodes of detached subtrees until `pages` are free. Returns how many became
+ * free, side pages of the last one included, and takes the nodes visited off *steps. */
 uint32_t kvt_reclaim(struct kvt_core *core, uint32_t *steps, uint32_t pages);
 
 #endif

@@ -35,6 +35,13 @@ static bool waits(const struct kvt_sqe *sqe)
 	return sqe->op == KVT_OP_BEGIN && (sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT));
 }
 
+/** True if the operation takes all flags of the entry. */
+static bool flags_known(const struct kvt_core *core, const struct kvt_sqe *sqe)
+{
+	return !(sqe->flags & ~op_flags[sqe->op]) &&
+	       (core->n_sides > 0 || !(sqe->flags & KVT_F_SIDES));
+}
+
 bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe)
 {
 	uint32_t takes;
@@ -43,7 +50,7 @@ bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct
 		return false;
 	takes = kvt_op_takes(sqe->op);
 	return (takes & KVT_TAKES_FENCE || waits(sqe)) &&
-	       !(sqe->flags & ~op_flags[sqe->op]) &&
+	       flags_known(core, sqe) &&
 	       (sqe->fence_slot < KVT_FENCE_WORDS || sqe->fence_slot == KVT_FENCE_IDLE) &&
 	       sqe->n_keys <= core->config.max_op_keys &&
 	       (!(takes & KVT_TAKES_NAMESPACE) || namespace_ok(core, session, sqe->namespace_id));
@@ -101,7 +108,7 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	if (sqe->op >= KVT_OP_COUNT)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_OP, 0);
 	takes = kvt_op_takes(sqe->op);
-	if (sqe->flags & ~op_flags[sqe->op] ||
+	if (!flags_known(core, sqe) ||
 	    (sqe->op == KVT_OP_MATCH && (sqe->flags & KVT_F_LOCK) &&
 	     (sqe->flags & KVT_F_NO_TOUCH)) ||
 	    (sqe->flags & KVT_F_ROOT_KEY &&
@@ -109,12 +116,14 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
 	    (sqe->op == KVT_OP_COMMIT &&
-	     (sqe->flags & (KVT_F_KEEP | KVT_F_NO_LIST)) == KVT_F_NO_LIST) ||
+	     ((sqe->flags & (KVT_F_KEEP | KVT_F_NO_LIST)) == KVT_F_NO_LIST ||
+	      (sqe->flags & (KVT_F_SIDES | KVT_F_NO_LIST)) == KVT_F_SIDES)) ||
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if (!unused_fields_zero(sqe, takes) ||
-	    (sqe->flags & KVT_F_NO_LIST && (sqe->list_offset || sqe->list_capacity)) ||
+	    ((sqe->flags & (KVT_F_NO_LIST | KVT_F_SIDES)) == KVT_F_NO_LIST &&
+	     (sqe->list_offset || sqe->list_capacity)) ||
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	     (sqe->arg || sqe->keys_offset || sqe->n_keys)) ||
 	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys &&
@@ -126,7 +135,7 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_TTL, 0);
 	if (sqe->fence_slot >= KVT_FENCE_WORDS && sqe->fence_slot != KVT_FENCE_IDLE)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_FENCE, 0);
-	if (!kvt_entry_areas_ok(op, core->ps))
+	if (!kvt_entry_areas_ok(core, op))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
 	if (sqe->n_keys > core->config.max_op_keys)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, core->config.max_op_keys);

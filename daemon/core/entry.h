@@ -17,6 +17,7 @@ struct kvt_op_context {
 	struct kvt_cqe *cqe;
 	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
 	uint64_t root_key;    /* of the entry, 0 if it has none */
+	uint32_t n_sides;     /* pairs of a COMMIT, copied to core->op_sides if areas are ok */
 	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
@@ -39,20 +40,37 @@ bool kvt_entry_begins_lease(const struct kvt_sqe *sqe);
 bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe);
 
 /** True if an entry's keys, list and page numbers lie inside the session's areas. */
-static inline bool kvt_entry_areas_ok(const struct kvt_op_context *op, uint32_t ps)
+static inline bool kvt_entry_areas_ok(const struct kvt_core *core, const struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 
-	if ((uint64_t)sqe->keys_offset + kvt_root_key_words(sqe->flags) + sqe->n_keys >
+	if (sqe->keys_offset + kvt_side_words(sqe->flags, op->n_sides) +
+			    kvt_root_key_words(sqe->flags) + sqe->n_keys >
 		    op->view->keys_count ||
+	    2ull * op->n_sides > core->config.max_op_keys ||
 	    (uint64_t)sqe->list_offset + sqe->list_capacity > op->view->list_count)
 		return false;
 	return sqe->op != KVT_OP_INSERT ||
-	       (uint64_t)sqe->arg + sqe->n_keys / ps <= op->view->keys_count;
+	       (uint64_t)sqe->arg + sqe->n_keys / core->ps <= op->view->keys_count;
+}
+
+/** Copy the pairs of a COMMIT with SIDES, if they lie inside the key area; their number in any
+ * case. */
+static inline void kvt_entry_sides(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+
+	op->n_sides = 0;
+	if (!(sqe->flags & KVT_F_SIDES) || core->n_sides == 0 || !kvt_entry_areas_ok(core, op))
+		return;
+	kvt_racy_copy(&op->n_sides, op->view->keys + sqe->keys_offset, 1);
+	if (kvt_entry_areas_ok(core, op))
+		kvt_racy_copy(core->op_sides, op->view->keys + sqe->keys_offset + 1,
+			      2 * op->n_sides);
 }
 
 /** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area.
- * op->root_key is a copy. A logged operation runs on a copy of its keys, too: the client may change
+ * op->root_key is a copy, as are the pairs of a COMMIT. A logged operation runs on a copy of its keys, too: the client may change
  * them at any moment, and the log must hold those that were used. */
 static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
 {
@@ -61,9 +79,11 @@ static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *
 
 	op->keys = NULL;
 	op->root_key = 0;
-	if (!kvt_entry_areas_ok(op, core->ps) || sqe->n_keys > core->config.max_op_keys)
+	kvt_entry_sides(core, op);
+	if (!kvt_entry_areas_ok(core, op) || sqe->n_keys > core->config.max_op_keys)
 		return;
-	op->keys = op->view->keys + sqe->keys_offset + kvt_root_key_words(sqe->flags);
+	op->keys = op->view->keys + sqe->keys_offset + kvt_side_words(sqe->flags, op->n_sides) +
+		   kvt_root_key_words(sqe->flags);
 	if (kvt_root_key_words(sqe->flags)) {
 		kvt_racy_copy(root_key, op->view->keys + sqe->keys_offset, 2);
 		op->root_key = (uint64_t)root_key[1] << 32 | root_key[0];

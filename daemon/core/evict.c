@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Make room: reclaim detached nodes first, then evict the policy's victims, each from its last page
- * backwards and only as far as needed. */
+ * backwards and only as far as needed. A page takes its side pages along, so the last one may free more. */
 
 #include "daemon/core/detach.h"
 #include "daemon/core/evict.h"
@@ -38,11 +38,9 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 {
 	KVT_ASSERT(n <= core->count->evictable_pages);
 	while (n > 0) {
-		uint32_t steps = UINT32_MAX, id, take;
+		uint32_t steps = UINT32_MAX, id;
 
-		take = kvt_reclaim(core, &steps, n);
-		KVT_ASSERT(take <= n);
-		n -= take;
+		n -= kvt_min(n, kvt_reclaim(core, &steps, n));
 		if (n == 0)
 			return;
 		if (core->stale_roots > 0) {
@@ -51,9 +49,7 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 		}
 		id = victim(core);
 		KVT_ASSERT(id != KVT_NONE);
-		take = kvt_min(n, core->nodes[id].n_slots);
-		kvt_node_trim(core, id, take, 0);
-		n -= take;
+		n -= kvt_min(n, kvt_node_trim(core, id, kvt_node_last(core, id, n), 0));
 	}
 }
 

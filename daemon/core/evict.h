@@ -9,7 +9,7 @@
 
 #include "daemon/core/state.h"
 
-/** Free exactly n pages; n <= evictable. */
+/** Free n pages; n <= evictable. More if the last one has side pages. */
 void kvt_evict_pages(struct kvt_core *core, uint32_t n);
 /** Evict whole leaves until n nodes are free; the caller made sure that this can succeed. */
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n);

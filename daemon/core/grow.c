@@ -14,6 +14,7 @@
 #include "daemon/core/evict.h"
 #include "daemon/core/grow.h"
 #include "daemon/core/index.h"
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
@@ -54,8 +55,9 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 			continue;
 		need->path_nodes++;
 		need->path_pages += id == walk->node && need->split ?
-					    kvt_min(walk->in_node, node->sealed) :
-					    node->sealed;
+					    kvt_min(walk->in_node, node->sealed) +
+						    kvt_sides_count(core, id, walk->in_node) :
+					    node->sealed + kvt_sides_count(core, id, node->sealed);
 	}
 }
 
@@ -75,11 +77,19 @@ static uint32_t nodes_at_most(const struct kvt_core *core, const struct kvt_need
 	       (extents < need->new_pages ? (uint32_t)extents : need->new_pages);
 }
 
+/** Slots that the pages to be evicted give at least: side pages have none. */
+static uint32_t slots_of_victims(const struct kvt_core *core, const struct kvt_need *need)
+{
+	uint64_t sides = core->count->side_pages;
+
+	return sides < need->evict_pages ? need->evict_pages - (uint32_t)sides : 0;
+}
+
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need)
 {
 	/* Announced slots have private pages behind them, so slots are enough - unless, for want of
 	 * nodes, a reader locked a whole edge whose announced tail no lease computes any more. */
-	if (need->new_pages > core->slots.free_slots + need->evict_pages)
+	if (need->new_pages > core->slots.free_slots + slots_of_victims(core, need))
 		return -ENOSPC;
 	if (core->free_nodes.count >= nodes_wanted(need))
 		return 0;

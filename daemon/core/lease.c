@@ -10,12 +10,14 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/core/attach.h"
 #include "daemon/core/compact.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/evict.h"
 #include "daemon/core/grow.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/page.h"
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
@@ -423,7 +425,8 @@ int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t no
 {
 	uint64_t most = within_reserve(core, op->session, room(core, 0));
 
-	if (pages <= most || kvt_path_evictable(core, node, pages) <= most)
+	if ((core->n_sides == 0 && pages <= most) ||
+	    kvt_path_evictable(core, node, pages) <= most)
 		return 0;
 	return kvt_refuse(op, -EDQUOT, KVT_REASON_SHARE,
 			  core->config.n_pages - 1 - core->config.reserve_pages);
@@ -470,10 +473,33 @@ struct begin_plan {
 	uint32_t whole;   /* whole pages of keys, 0 when disabled */
 	uint32_t matched; /* pages */
 	uint32_t reuse;   /* pages */
+	uint32_t words;   /* of the answer's list */
 	uint32_t fresh;   /* pages to announce that no other lease has */
 	struct kvt_walk walk;
 	struct kvt_need need;
 };
+
+/** Words of a BEGIN's list behind its table: where pages have sides, that of shared positions and
+ * the side pages. */
+static uint32_t sides_words(const struct kvt_core *core, uint32_t reuse)
+{
+	uint32_t words = core->n_sides > 0;
+
+	for (uint32_t kind = 0; kind < core->n_sides; kind++)
+		words += kvt_min(core->config.side_pages[kind], reuse);
+	return words;
+}
+
+/** Write the side pages behind which a lease continues, by kind, each kind in path order. */
+static void write_sides(const struct kvt_core *core, uint32_t node, uint32_t reuse, uint32_t *list)
+{
+	if (core->n_sides == 0)
+		return;
+	kvt_path_pages(core, node, reuse, core->path_list);
+	for (uint32_t kind = 0; kind < core->n_sides; kind++)
+		for (uint32_t n = kvt_min(core->config.side_pages[kind], reuse); n > 0; n--)
+			*list++ = kvt_sides_of(core, core->path_list[reuse - n])[kind];
+}
 
 static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
 {
@@ -499,6 +525,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
 	if (plan->reuse * core->ps == plan->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
+	plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
+	plan->words = plan->table + sides_words(core, plan->reuse);
 	plan->fresh = plan->whole - plan->walk.walked;
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
 	if (too_large)
@@ -509,8 +537,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	error = page_quota(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error)
 		return error;
-	if (plan->table > sqe->list_capacity)
-		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->table);
+	if (plan->words > sqe->list_capacity)
+		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->words);
 	taken = plan->table - plan->reuse - op->own;
 	plan->need.spare = plan->fresh > 0 && taken > core->count->free_pages;
 	if (plan->need.spare)
@@ -581,6 +609,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 					    core->sessions[op->session].sealer);
 	if (sqe->list_capacity > plan.table)
 		list[plan.table] = shared;
+	write_sides(core, node, plan.reuse, list + plan.table + 1);
 
 	core->count->input_positions += plan.n_keys;
 	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
@@ -596,7 +625,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	op->cqe->begin.reusable = plan.reuse * core->ps;
 	op->cqe->begin.announced = (plan.walk.walked - plan.matched) * core->ps;
 	op->cqe->begin.evicted = core->n_out;
-	op->cqe->n_list = plan.table;
+	op->cqe->n_list = plan.words;
 	return 0;
 }
 
@@ -708,9 +737,17 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	error = check_attached(core, op, lease);
 	if (!error && op->sqe->op == KVT_OP_COMMIT)
 		error = check_table(op, lease);
+	if (!error && op->sqe->flags & KVT_F_SIDES)
+		error = kvt_attach_check(core, op, lease, plan->computed / core->ps);
 	if (error)
 		return error;
 	return plan_growth(core, op, plan);
+}
+
+/** True if a COMMIT goes on over pages that others sealed. A window or a state cannot jump. */
+static bool looks_on(const struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	return core->n_sides == 0 && !(lease->flags & KVT_LEASE_FORCE_MISS);
 }
 
 /** Save the lease, and all pages that it can lose. */
@@ -720,8 +757,8 @@ static void save_lease(struct kvt_core *core, const struct commit_plan *plan)
 	uint32_t known = (lease->known + plan->n_keys) / core->ps;
 	uint32_t most = plan->computed / core->ps;
 
-	if (most < known && !(lease->flags & KVT_LEASE_FORCE_MISS))
-		most = known; /* look-on */
+	if (most < known && looks_on(core, lease))
+		most = known;
 	kvt_save_lease(core, plan->id);
 	if (plan->n_keys > 0 && plan->tail > 0)
 		kvt_save(core, core->tails + (size_t)plan->id * core->ps,
@@ -781,9 +818,9 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 	struct kvt_lease_record *lease = plan->lease;
 	uint32_t whole = plan->computed / core->ps;
 	/* Look-on leaves at least one known position to compute. */
-	uint32_t limit = lease->flags & KVT_LEASE_FORCE_MISS || lease->known == 0 ?
-				 0 :
-				 (lease->known - 1) / core->ps;
+	uint32_t limit = looks_on(core, lease) && lease->known > 0 ?
+				 (lease->known - 1) / core->ps :
+				 0;
 
 	while (lease->node != KVT_NONE && lease->done < lease->path_pages) {
 		uint32_t id = kvt_path_node(core, lease->node, lease->done);
@@ -806,6 +843,19 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 	}
 }
 
+/** Take the side pages of a COMMIT that seals nothing. */
+static int commit_sides(struct kvt_core *core, struct kvt_op_context *op,
+			const struct kvt_lease_record *lease)
+{
+	int error = check_attached(core, op, lease);
+
+	if (!error)
+		error = kvt_attach_check(core, op, lease, lease->computed / core->ps);
+	if (!error)
+		kvt_attach(core, op, lease);
+	return error;
+}
+
 /** Commit to a live BEGIN lease. Fills `commit` of the completion. */
 static int commit(struct kvt_core *core, struct kvt_op_context *op)
 {
@@ -822,7 +872,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (plan.computed < plan.lease->computed) {
 		op->cqe->commit.next = plan.lease->computed;
-		return 0;
+		return sqe->flags & KVT_F_SIDES ? commit_sides(core, op, plan.lease) : 0;
 	}
 	error = commit_plan(core, op, &plan);
 	if (error)
@@ -830,6 +880,8 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	save_lease(core, &plan);
 	commit_grow(core, &plan);
 	commit_seal(core, &plan, sqe->flags & KVT_F_KEEP, op->cqe);
+	if (sqe->flags & KVT_F_SIDES)
+		kvt_attach(core, op, plan.lease);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
 	if (op->cqe->commit.sealed > 0)
 		kvt_wait_progress(core, plan.id);

@@ -57,11 +57,13 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	struct kvt_walk walk;
+	uint32_t usable;
 	int error;
 
 	error = kvt_walk_entry(core, op, sqe->n_keys / core->ps, &walk);
 	if (error)
 		return error;
+	usable = kvt_walk_usable(core, walk.match_node, walk.matched);
 	if (sqe->flags & KVT_F_LOCK) {
 		error = kvt_lease_quota(core, op);
 		if (!error)
@@ -80,6 +82,7 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 	}
 	op->cqe->match.matched = walk.matched * core->ps;
 	op->cqe->match.announced = (walk.walked - walk.matched) * core->ps;
+	op->cqe->match.usable = usable * core->ps;
 	return 0;
 }
 
@@ -372,7 +375,7 @@ static int op_evict(struct kvt_core *core, struct kvt_op_context *op)
 	if (n > core->count->evictable_pages)
 		n = (uint32_t)core->count->evictable_pages;
 	kvt_evict_pages(core, n);
-	op->cqe->evict.evicted = n;
+	op->cqe->evict.evicted = core->n_out;
 	return 0;
 }
 
@@ -394,7 +397,8 @@ static int op_page(struct kvt_core *core, struct kvt_op_context *op)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_PAGE_RANGE, 0);
 	op->cqe->page.state = page.state;
 	op->cqe->page.owner = page.session;
-	op->cqe->page.sealer = page.state == KVT_PAGE_CACHED ? core->pages[page.page].sealer : 0;
+	op->cqe->page.sealer =
+		core->pages[page.page].state == KVT_PAGE_CACHED ? core->pages[page.page].sealer : 0;
 	op->cqe->page.lock_ref = page.lock_ref;
 	op->cqe->node = page.node;
 	op->cqe->generation = page.generation;

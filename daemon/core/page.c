@@ -57,12 +57,13 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_
 
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_PRIVATE);
 	KVT_ASSERT(session->n_private > 0 && core->owners[page].next == KVT_NONE);
-	KVT_ASSERT(slot > 0 && slot < core->config.n_slots);
+	KVT_ASSERT(slot < core->config.n_slots && (slot != KVT_NONE || core->n_sides > 0));
 	session->n_private--;
 	core->owners[page] = (struct kvt_owner_record){ 0 };
 	core->pages[page] = (struct kvt_page_record){ slot, KVT_PAGE_CACHED, session->sealer,
 						      parent, 0 };
-	core->slot_pages[slot] = page;
+	if (slot != KVT_NONE)
+		core->slot_pages[slot] = page;
 	core->count->private_pages--;
 	core->count->cached_pages++;
 	core->count->inserted_pages++;
@@ -72,7 +73,8 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_
 void kvt_page_uncache(struct kvt_core *core, uint32_t page)
 {
 	KVT_ASSERT(core->pages[page].state == KVT_PAGE_CACHED);
-	KVT_ASSERT(core->pages[page].slot != KVT_NONE && core->n_out < core->config.n_pages);
+	KVT_ASSERT(core->pages[page].slot != KVT_NONE || core->n_sides > 0);
+	KVT_ASSERT(core->n_out < core->config.n_pages);
 	/* Not sealer and parent, which no undo log has: they are there if this is rolled back. */
 	core->pages[page].slot = KVT_NONE;
 	core->pages[page].state = KVT_PAGE_FREE;
@@ -148,14 +150,13 @@ static enum kvt_reason page_problem(const struct kvt_core *core, uint32_t sessio
 	}
 }
 
-int kvt_pages_check(struct kvt_core *core, uint32_t session, const uint32_t *pages, uint32_t n,
-		    const uint32_t *twins, uint32_t n_twins)
+int kvt_pages_judge(struct kvt_core *core, uint32_t session, uint32_t n, const uint32_t *twins,
+		    uint32_t n_twins)
 {
 	enum kvt_reason reason = KVT_REASON_NONE;
 	uint32_t i;
 
 	KVT_ASSERT(n <= core->config.max_op_keys && n_twins <= n);
-	kvt_racy_copy(core->op_pages, pages, n);
 	for (i = 0; i < n; i++) {
 		uint32_t page = core->op_pages[i];
 
@@ -170,4 +171,12 @@ int kvt_pages_check(struct kvt_core *core, uint32_t session, const uint32_t *pag
 		if (core->op_pages[i] < core->config.n_pages)
 			kvt_bit_clear(core->page_mark, core->op_pages[i]);
 	return (int)reason;
+}
+
+int kvt_pages_check(struct kvt_core *core, uint32_t session, const uint32_t *pages, uint32_t n,
+		    const uint32_t *twins, uint32_t n_twins)
+{
+	KVT_ASSERT(n <= core->config.max_op_keys);
+	kvt_racy_copy(core->op_pages, pages, n);
+	return kvt_pages_judge(core, session, n, twins, n_twins);
 }

@@ -15,6 +15,8 @@
 #include "daemon/core/state.h"
 #include "daemon/core/undo.h"
 
+#define KVT_MAX_SIDE_PAGES 1024u /* as trailing pages: a window of 1 Mi positions at page size 1024 */
+
 static uint64_t next_line(uint64_t offset)
 {
 	return (offset + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
@@ -101,7 +103,8 @@ static uint64_t lay_arena(const struct kvt_core_config *c, struct kvt_section *s
 	at = lay(sections, KVT_SECTION_NAMESPACES, at, c->max_namespaces,
 		 sizeof(struct kvt_namespace_record));
 	at = lay(sections, KVT_SECTION_ROOT_KEYS, at, c->max_nodes, sizeof(uint64_t));
-	return lay(sections, KVT_SECTION_SIDES, at, 0, sizeof(uint32_t));
+	return lay(sections, KVT_SECTION_SIDES, at, (uint64_t)c->n_pages * c->n_sides,
+		   sizeof(uint32_t));
 }
 
 static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *sections)
@@ -193,6 +196,8 @@ static void carve_hot(struct kvt_core *core, const struct kvt_core_config *c,
 	carve_slots(&core->slots, c, scratch);
 	core->cut_below = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	core->sealers = carve(scratch, c->max_nodes, sizeof(uint32_t));
+	core->sides_in = carve(scratch, KVT_SIDED_NODES(c), sizeof(uint32_t));
+	core->side_top = carve(scratch, KVT_SIDED_NODES(c), sizeof(uint32_t));
 	core->remains = carve(scratch, c->max_nodes, sizeof(struct kvt_remains));
 	core->undo.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	core->undo.touches = carve(scratch, c->max_nodes, sizeof(uint32_t));
@@ -218,6 +223,7 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->session_stamp = carve(&scratch, c->max_sessions + 1ull, sizeof(uint32_t));
 	core->op_pages = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->op_keys = carve(&scratch, c->max_op_keys + c->page_size, sizeof(uint32_t));
+	core->op_sides = carve(&scratch, c->n_sides ? c->max_op_keys : 0, sizeof(uint32_t));
 	core->log_keys = carve(&scratch, c->max_op_keys, sizeof(uint32_t));
 	core->path_list = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->page_mark = carve(&scratch, c->n_pages / 64 + 1, sizeof(uint64_t));
@@ -235,6 +241,22 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	carve_shadow(core->shadow, c, &scratch);
 	return (struct kvt_core_sizes){ .scratch_bytes = scratch.at, .scratch_hot_bytes = hot,
 					.audit_bytes = scratch.at - shadow };
+}
+
+static const char *sides_problem(const struct kvt_core_config *c)
+{
+	uint32_t sum = 0;
+
+	if (c->n_sides > KVT_MAX_SIDES)
+		return "there may be at most 8 kinds of side pages";
+	for (uint32_t kind = 0; kind < c->n_sides; kind++) {
+		if (c->side_pages[kind] < 1 || c->side_pages[kind] > KVT_MAX_SIDE_PAGES)
+			return "a kind of side pages must need from 1 to 1024 trailing pages";
+		sum += c->side_pages[kind];
+	}
+	return sum > 2 * KVT_MAX_SIDE_PAGES ?
+		       "all kinds of side pages together may need at most 2048 trailing pages" :
+		       NULL;
 }
 
 static const char *config_problem(const struct kvt_core_config *c)
@@ -263,7 +285,7 @@ static const char *config_problem(const struct kvt_core_config *c)
 		return "max_op_keys must be from 1 to 2^31";
 	if (c->policy >= KVT_POLICY_COUNT)
 		return "unknown eviction policy";
-	return NULL;
+	return sides_problem(c);
 }
 
 int kvt_core_plan(struct kvt_core_config *config, struct kvt_core_sizes *ret_sizes,
@@ -308,6 +330,8 @@ static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
 	header->started_ns = now_ns;
 	header->epoch = 1;
 	memcpy(header->fingerprint, c->fingerprint, sizeof(header->fingerprint));
+	header->n_sides = c->n_sides;
+	memcpy(header->side_pages, c->side_pages, sizeof(header->side_pages));
 	header->object_bytes = lay_arena(c, header->sections);
 }
 
@@ -346,6 +370,7 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->pages = (void *)(bytes + sections[KVT_SECTION_PAGES].offset);
 	core->namespaces = (void *)(bytes + sections[KVT_SECTION_NAMESPACES].offset);
 	core->root_keys = (void *)(bytes + sections[KVT_SECTION_ROOT_KEYS].offset);
+	core->sides = (void *)(bytes + sections[KVT_SECTION_SIDES].offset);
 
 	bytes = ledger;
 	lay_ledger(c, sections);
@@ -376,6 +401,7 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	core->magic = KVT_CORE_MAGIC;
 	core->config = filled;
 	core->ps = filled.page_size;
+	core->n_sides = filled.n_sides;
 	if (hooks)
 		core->hooks = *hooks;
 	core->now_ns = now_ns;

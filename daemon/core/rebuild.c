@@ -18,6 +18,7 @@
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
 #include "daemon/core/recover.h"
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
@@ -285,6 +286,38 @@ static void forget_pages(struct kvt_core *core)
 	core->free_page = KVT_NONE;
 }
 
+/** True if a page that a fact names may be what the fact says: no other one names it. */
+static bool unclaimed(const struct kvt_core *core, uint32_t page)
+{
+	return page != KVT_NONE && page < core->config.n_pages &&
+	       core->pages[page].state == KVT_PAGE_FREE && !core->owners[page].session &&
+	       !core->owners[page].lease;
+}
+
+/** Claim the side pages of page `at` of a node's run. */
+static int claim_sides(struct kvt_core *core, struct kvt_why *why, uint32_t id, uint32_t at)
+{
+	uint32_t main = core->slot_pages[core->nodes[id].first_slot + at];
+
+	for (uint32_t kind = 0; kind < core->n_sides; kind++) {
+		uint32_t page = kvt_sides_of(core, main)[kind];
+
+		if (page == KVT_NONE)
+			continue;
+		if (!unclaimed(core, page))
+			return kvt_unclean(why, "side %u of page %u is page %u, which is not its "
+					 "own", kind, main, page);
+		core->pages[page].state = KVT_PAGE_CACHED;
+		core->pages[page].parent = main;
+		core->owners[page] = (struct kvt_owner_record){ 0 };
+		core->count->cached_pages++;
+		core->count->side_pages++;
+		core->sides_in[id]++;
+		core->side_top[id] = core->nodes[id].start + at + 1;
+	}
+	return 0;
+}
+
 static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
@@ -292,9 +325,7 @@ static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 	for (uint32_t i = 0; i < node->sealed; i++) {
 		uint32_t slot = node->first_slot + i, page = core->slot_pages[slot];
 
-		if (page == KVT_NONE || page >= core->config.n_pages ||
-		    core->pages[page].state != KVT_PAGE_FREE || core->owners[page].session ||
-		    core->owners[page].lease)
+		if (!unclaimed(core, page))
 			return kvt_unclean(why, "slot %u of node %u names page %u, which is not "
 					 "its own", slot, id, page);
 		core->pages[page].slot = slot;
@@ -304,12 +335,23 @@ static int claim_cached(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 			core->pages[page].parent = kvt_page_before(core, node, i);
 		core->owners[page] = (struct kvt_owner_record){ 0 };
 		kvt_sealer_note(core, id, i, core->pages[page].sealer);
+		TRY(claim_sides(core, why, id, i));
 	}
 	/* Behind them a seal that was rolled back may have left its page. */
 	memset(core->slot_pages + node->first_slot + node->sealed, 0,
 	       (node->n_slots - node->sealed) * sizeof(*core->slot_pages));
 	core->count->cached_pages += node->sealed;
 	return 0;
+}
+
+/** Clear what is left of side pages where no page of a node has any. */
+static void forget_sides(struct kvt_core *core)
+{
+	for (uint32_t page = 0; core->n_sides > 0 && page < core->config.n_pages; page++)
+		for (uint32_t kind = 0; core->pages[page].slot == KVT_NONE && kind < core->n_sides;
+		     kind++)
+			if (kvt_sides_of(core, page)[kind] != KVT_NONE)
+				KVT_SET(kvt_sides_of(core, page)[kind], KVT_NONE);
 }
 
 /** Claim a list of a lease's pages. */
@@ -711,15 +753,17 @@ static int check_spaces(struct kvt_core *core, struct kvt_why *why)
 	return 0;
 }
 
-static void count_node(struct kvt_core *core, const struct kvt_node *node)
+static void count_node(struct kvt_core *core, uint32_t id)
 {
+	const struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+	uint32_t pages = node->sealed + kvt_sides_count(core, id, node->sealed);
 	bool locked = node->lock_ref > 0;
 
 	core->count->locked_nodes += locked;
-	space->cached_pages += node->sealed;
-	*(locked ? &space->protected_pages : &space->evictable_pages) += node->sealed;
-	*(locked ? &core->count->protected_pages : &core->count->evictable_pages) += node->sealed;
+	space->cached_pages += pages;
+	*(locked ? &space->protected_pages : &space->evictable_pages) += pages;
+	*(locked ? &core->count->protected_pages : &core->count->evictable_pages) += pages;
 	core->evictable_nodes += !locked && !(node->flags & KVT_NODE_ROOT);
 }
 
@@ -735,7 +779,7 @@ static int rebuild_order(struct kvt_core *core, struct kvt_why *why)
 		if (!(node->flags & KVT_NODE_LIVE))
 			continue;
 		TRY(check_use(core, why, id));
-		count_node(core, node);
+		count_node(core, id);
 		if (node->expiry_ns != KVT_NEVER && !kvt_path_detached(core, id))
 			kvt_heap_update(core, &core->expiry, id);
 		if (node->flags & KVT_NODE_DETACHED)
@@ -766,6 +810,7 @@ int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 	for (uint32_t id = 1; id < core->config.max_nodes; id++)
 		if (core->nodes[id].flags & KVT_NODE_LIVE)
 			TRY(claim_cached(core, why, id));
+	forget_sides(core);
 	TRY(rebuild_leases(core, why));
 	TRY(rebuild_pages(core, why));
 	TRY(check_paths(core, why));

@@ -54,7 +54,7 @@ enum kvt_event_kind {
 	KVT_EV_MERGE = 5,  /* node took over the run of its parent `other`, which is gone: in
 			      COMPACT, and behind all else in END and UNLOCK */
 	KVT_EV_TRIM = 6,   /* node lost its last n pages to eviction or reclaim (pages in `out`,
-			      last page first) */
+			      last page first, each followed by its side pages by kind) */
 	KVT_EV_CUT = 7,    /* node lost its unsealed tail of n pages */
 	KVT_EV_FREE = 8,   /* node is gone: it had no pages left (roots: no children) */
 	KVT_EV_DETACH = 9, /* node is the top of a detached subtree from now on */
@@ -82,10 +82,11 @@ struct kvt_record {
 	uint32_t n_keys;
 	uint32_t n_pages;
 	uint64_t root_key; /* with KVT_F_ROOT_KEY */
-	const uint32_t *pages; /* INSERT: page numbers given */
+	const uint32_t *pages; /* INSERT: page numbers given. COMMIT with SIDES: places and pages */
 	const uint32_t *list;  /* words that the operation wrote into the list area */
 	const struct kvt_event *events;
-	const uint32_t *out; /* pages that left the cache for FREE, in order, for TRIM events */
+	const uint32_t *out; /* pages that left the cache for FREE, in order: for TRIM events, each
+				followed by its side pages, and then those that COMMIT dropped */
 	uint32_t n_list;
 	uint32_t n_events;
 	uint32_t n_out;

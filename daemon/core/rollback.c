@@ -73,12 +73,14 @@ static bool bytes_ok(const struct kvt_core *core, const struct entry *e)
 	const struct kvt_core_config *c = &core->config;
 	const uint64_t page = core->ps * sizeof(uint32_t), keys = (c->n_slots - 1) * page;
 	const uint64_t slots = (c->n_slots - 1) * sizeof(uint32_t);
+	const uint64_t sides = (c->n_pages - 1ull) * c->n_sides * sizeof(uint32_t);
 	const uint64_t opened = c->max_sessions * core->opened_words * sizeof(uint64_t);
 	const struct facts all[] = {
 		{ core->nodes + 1, c->max_nodes - 1, sizeof(struct kvt_node), KVT_TOUCHED,
 		  KVT_TOUCHED + KVT_TOUCHED_BYTES, 8 },
 		{ kvt_keys_at(core, 1), 1, keys, 0, keys, page },
 		{ core->slot_pages + 1, 1, slots, 0, slots, 4 },
+		{ core->sides + c->n_sides, c->n_sides > 0, sides + !sides, 0, sides, 4 },
 		{ core->namespaces + 1, c->max_namespaces - 1, sizeof(*core->namespaces), 0,
 		  sizeof(*core->namespaces), 8 },
 		{ core->root_keys + 1, c->max_nodes - 1, sizeof(*core->root_keys), 0,

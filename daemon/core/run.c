@@ -101,7 +101,7 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 		record->cqe = *cqe;
 		/* An entry that was refused for something else may name keys that are not there, or
 		 * were not read. */
-		if (kvt_entry_areas_ok(op, core->ps) &&
+		if (kvt_entry_areas_ok(core, op) &&
 		    op->sqe->n_keys <= core->config.max_op_keys &&
 		    (op->keys || op->sqe->n_keys == 0)) {
 			record->keys = op->keys;
@@ -194,7 +194,7 @@ static bool take_effect(struct kvt_core *core, struct kvt_op_context *op, uint64
 		kvt_entry_keys(core, op);
 	kvt_mutation_begin(core);
 	/* A session may come back from a restart with smaller areas. */
-	if (token && !kvt_entry_areas_ok(op, core->ps))
+	if (token && !kvt_entry_areas_ok(core, op))
 		error = kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
 	else if (token && kvt_op_takes(op->sqe->op) & KVT_TAKES_LEASE)
 		error = kvt_entry_check_lease(core, op, true);
@@ -468,10 +468,10 @@ uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
 		n = (uint32_t)core->count->evictable_pages;
 	kvt_evict_pages(core, n);
 	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n };
-	core->record.cqe = (struct kvt_cqe){ .evict.evicted = n };
+	core->record.cqe = (struct kvt_cqe){ .evict.evicted = core->n_out };
 	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
 	kvt_mutation_end(core);
-	return n;
+	return core->n_out;
 }
 
 void kvt_core_reset(struct kvt_core *core, uint64_t now_ns)

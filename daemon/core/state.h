@@ -12,14 +12,14 @@
  *   run, work                        execute, poll, wake; background work
  *   op                               the switch, and the operations that are not a sequence's
  *   session                          sessions: open, end, reclaim
- *   lease                            BEGIN COMMIT EXTEND END
+ *   lease, attach                    BEGIN COMMIT EXTEND END; side pages of a COMMIT
  *   grow                             new runs; what they need, before anything changes
  *   evict                            victims
  *   compact, detach, wait            joining runs; detached subtrees; BEGINs that wait
  *   tree                             nodes and paths
  *   space, pending                   namespaces; operations that wait for a fence
  *   effect, walk                     mutations and records; keys to a place
- *   entry, order, index, page, slots, user, backlog, running, undo
+ *   entry, order, index, side, page, slots, user, backlog, running, undo
  *
  * Beside them: plan (sizes, layout, first state), group (processes of sessions), describe (what is
  * shown), audit, and recovery: adopt, rollback, rebuild (recover.h).
@@ -99,6 +99,7 @@ struct kvt_core {
 	struct kvt_core_config config;
 	struct kvt_core_hooks hooks;
 	uint32_t ps; /* page size */
+	uint32_t n_sides; /* kinds of side pages; 0: `sides` and what is derived from it are not there */
 
 	struct kvt_arena_header *arena;
 	struct kvt_node *nodes;
@@ -107,6 +108,7 @@ struct kvt_core {
 	uint32_t *slot_keys;
 	uint32_t *slot_pages;
 	struct kvt_page_record *pages;
+	uint32_t *sides; /* [page][n_sides]: side pages of a cached page of a node, 0 = none */
 	struct kvt_namespace_record *namespaces;
 	uint64_t *root_keys; /* [node]: root key, with KVT_NODE_KEYED */
 	struct kvt_counters *count;
@@ -131,6 +133,8 @@ struct kvt_core {
 	struct kvt_fifo free_leases;
 	uint64_t epoch_leases; /* leases of the running epoch */
 	uint64_t cut_leases;   /* leases of it on detached paths */
+	uint32_t *sides_in;    /* [node]: side pages of its pages */
+	uint32_t *side_top;    /* [node]: no page of its run from this page of the path on has one */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
 	struct kvt_remains *remains; /* [node] */
 	struct kvt_fifo free_pending;
@@ -173,6 +177,7 @@ struct kvt_core {
 
 	uint32_t *op_pages;  /* pages of an INSERT, FREE or EXTEND, copied */
 	uint32_t *op_keys;   /* generated keys, copied */
+	uint32_t *op_sides;  /* places and side pages of a COMMIT, copied */
 	uint32_t *log_keys;  /* keys of a logged operation, copied: it runs on what is logged */
 	uint32_t *path_list; /* pages of an INSERT's path as they are before it */
 	uint32_t *sealers;   /* [node]: who sealed all its cached pages, or KVT_SEALERS_MANY */

@@ -14,6 +14,7 @@
 #include "daemon/core/index.h"
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
@@ -53,6 +54,8 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	KVT_SET(node->epoch, core->arena->epoch);
 	node->announcer = KVT_NONE;
 	core->cut_below[id] = 0;
+	if (core->n_sides > 0)
+		core->sides_in[id] = core->side_top[id] = 0;
 	core->remains[id] = (struct kvt_remains){ .born = node->generation, .left = UINT32_MAX };
 	node->older = KVT_NONE;
 	node->younger = KVT_NODE_UNLISTED;
@@ -204,6 +207,18 @@ static void node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 
 /* ---- dividing and joining */
 
+/** Divide a node's count of side pages with the new upper node, which has the first `pages`. */
+static void split_sides(struct kvt_core *core, uint32_t up, uint32_t id, uint32_t pages)
+{
+	uint32_t end = core->nodes[id].start + pages;
+
+	if (core->n_sides == 0)
+		return;
+	core->sides_in[up] = kvt_sides_count(core, id, pages);
+	core->sides_in[id] -= core->sides_in[up];
+	core->side_top[up] = kvt_min(core->side_top[id], end);
+}
+
 uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 {
 	struct kvt_node *lower = kvt_node_at(core, id), *upper;
@@ -228,6 +243,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper->announcer = lower->announcer;
 	core->cut_below[up] = core->cut_below[id];
 	core->sealers[up] = core->sealers[id];
+	split_sides(core, up, id, pages);
 	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
 	/* Link the upper node under the parent, then the lower one under the upper. */
@@ -273,6 +289,11 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	remove_child(core, up, id);
 	kvt_slots_clear_run(&core->slots, lower->first_slot);
 	kvt_sealer_note(core, id, lower->sealed, core->sealers[up]);
+	if (core->n_sides > 0) {
+		core->sides_in[id] += core->sides_in[up];
+		if (core->side_top[id] <= lower->start)
+			core->side_top[id] = core->side_top[up];
+	}
 	kvt_save_node(core, id);
 	kvt_node_write_begin(lower);
 	KVT_SET(lower->parent, parent);
@@ -314,11 +335,50 @@ static uint64_t *count_of(struct kvt_core *core, uint32_t why)
 					&core->count->evicted_pages;
 }
 
-void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t why)
+uint32_t kvt_node_last(const struct kvt_core *core, uint32_t id, uint32_t most)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t n = 0;
+
+	if (core->n_sides == 0 || core->sides_in[id] == 0)
+		return kvt_min(most, node->n_slots);
+	for (uint32_t pages = 0; n < node->n_slots && pages < most; n++) {
+		uint32_t at = node->n_slots - n - 1;
+
+		pages += 1 + kvt_sides_count_of(core, core->slot_pages[node->first_slot + at]);
+	}
+	return n;
+}
+
+/** Free the pages of a run that left its node, the last one first, each with its side pages.
+ * Returns how many. */
+static uint32_t free_run(struct kvt_core *core, uint32_t id, uint32_t first, uint32_t n)
+{
+	bool sided = core->n_sides > 0 && core->sides_in[id] > 0;
+	uint32_t freed = n;
+
+	for (uint32_t slot = first + n; slot-- > first;) {
+		uint32_t page = core->slot_pages[slot];
+
+		kvt_page_uncache(core, page);
+		core->slot_pages[slot] = KVT_NONE;
+		if (sided)
+			freed += kvt_sides_leave(core, page);
+	}
+	if (sided) {
+		core->sides_in[id] -= freed - n;
+		core->side_top[id] = kvt_min(core->side_top[id], core->nodes[id].start +
+								  core->nodes[id].n_slots);
+	}
+	return freed;
+}
+
+uint32_t kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t why)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 	uint32_t keep = node->n_slots - n, first = node->first_slot, parent = node->parent;
+	uint32_t freed;
 
 	KVT_ASSERT(node->lock_ref == 0 && node->n_children == 0);
 	KVT_ASSERT(n > 0 && n <= node->n_slots && node->sealed == node->n_slots);
@@ -337,19 +397,17 @@ void kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t why)
 	KVT_SET(node->sealed, keep);
 	kvt_node_write_end(node);
 	keep_pages(core, id, node->start + keep);
-	for (uint32_t i = n; i-- > 0;) {
-		uint32_t slot = first + keep + i;
-
-		kvt_page_uncache(core, core->slot_pages[slot]);
-		core->slot_pages[slot] = KVT_NONE;
-	}
-	space->cached_pages -= n;
-	space->evictable_pages -= n;
-	core->count->evictable_pages -= n;
-	*count_of(core, why) += n;
+	freed = free_run(core, id, first + keep, n);
+	space->cached_pages -= freed;
+	space->evictable_pages -= freed;
+	core->count->evictable_pages -= freed;
+	*count_of(core, why) += freed;
+	if (why == 0)
+		core->count->victim_age_ns = core->now_ns - node->touched_ns;
 	kvt_slots_give_later(core, first + keep, n);
 	if (keep == 0)
 		node_drop(core, id, parent);
+	return freed;
 }
 
 void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
@@ -389,10 +447,16 @@ void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
 
 /* ---- paths */
 
-static void count_locked(struct kvt_core *core, struct kvt_node *node, bool locked)
+static void count_locked(struct kvt_core *core, uint32_t id, bool locked)
 {
+	const struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
-	int64_t pages = locked ? (int64_t)node->sealed : -(int64_t)node->sealed;
+	int64_t pages = node->sealed;
+
+	if (core->n_sides > 0)
+		pages += core->sides_in[id];
+	if (!locked)
+		pages = -pages;
 
 	core->count->locked_nodes += locked ? 1 : (uint64_t)-1;
 	if (node->flags & KVT_NODE_ROOT)
@@ -416,7 +480,7 @@ void kvt_path_lock(struct kvt_core *core, uint32_t id, uint32_t until)
 			kvt_recency_remove(core, id);
 		if (node->heap_at)
 			kvt_heap_remove(core, &core->heap, id);
-		count_locked(core, node, true);
+		count_locked(core, id, true);
 	}
 	KVT_ASSERT(id == until); /* `until` was on the path */
 }
@@ -460,7 +524,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 	core->effort.nodes_touched++;
 	if (--node->lock_ref > 0)
 		return;
-	count_locked(core, node, false);
+	count_locked(core, id, false);
 	if (node->flags & KVT_NODE_ROOT) {
 		kvt_root_prune(core, id);
 		return;
@@ -575,7 +639,8 @@ uint64_t kvt_path_evictable(const struct kvt_core *core, uint32_t id, uint32_t p
 
 	/* The lock count only rises on the way up: above a locked one all are. */
 	for (; id != KVT_NONE && core->nodes[id].lock_ref == 0; id = core->nodes[id].parent)
-		sum += kvt_min(core->nodes[id].sealed, pages - core->nodes[id].start);
+		sum += kvt_min(core->nodes[id].sealed, pages - core->nodes[id].start) +
+		       kvt_sides_count(core, id, pages - core->nodes[id].start);
 	return sum;
 }
 

@@ -26,9 +26,13 @@ void kvt_root_leave(struct kvt_core *core, uint32_t root);
 uint32_t kvt_node_split(struct kvt_core *core, uint32_t node, uint32_t pages);
 /** Join neighbouring runs: `lower` keeps its id, so locks and handles name the same prefix. */
 void kvt_node_merge(struct kvt_core *core, uint32_t upper, uint32_t lower);
-/** Take the last n pages off an unlocked, sealed leaf. With no page left the leaf is freed. `why`
- * chooses the counter of the pages: the flags of the leaf's detached top, or 0 to evict. */
-void kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n, uint32_t why);
+/** Take the last n pages off an unlocked, sealed leaf, and their side pages. With no page left the
+ * leaf is freed. `why` chooses the counter of the pages: the flags of the leaf's detached top, or 0
+ * to evict. Returns how many pages became free. */
+uint32_t kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n, uint32_t why);
+/** The fewest last pages of a node that are `most` pages with their side pages, or more; all of them
+ * if they are fewer. */
+uint32_t kvt_node_last(const struct kvt_core *core, uint32_t node, uint32_t most);
 /** Give the first announced slot of a node its page: readers see it from now on. */
 void kvt_node_seal(struct kvt_core *core, uint32_t node, uint32_t page);
 /** Set when a node expires, KVT_NEVER included. */
@@ -78,7 +82,7 @@ static inline void kvt_sealer_note(struct kvt_core *core, uint32_t node, uint32_
  * sealed. */
 uint32_t kvt_path_shared(const struct kvt_core *core, uint32_t node, uint32_t pages,
 			 uint32_t sealer);
-/** Pages of the first `pages` pages of a path that could be evicted now. */
+/** Pages that could be evicted now of the first `pages` pages of a path and their side pages. */
 uint64_t kvt_path_evictable(const struct kvt_core *core, uint32_t node, uint32_t pages);
 /** The node on the path to `node` that holds page `page`. */
 uint32_t kvt_path_node(const struct kvt_core *core, uint32_t node, uint32_t page);

@@ -104,12 +104,15 @@ static bool own_too(const struct kvt_op_context *op)
 	return op->sqe->flags & KVT_F_NO_WAIT;
 }
 
-/** True if waiting for this lease helps the caller. Never its own session, except for NO_WAIT. */
-static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
+/** True if waiting for this lease helps the caller, whose keys are those of the first `goal` pages.
+ * Never its own session, except for NO_WAIT. Where pages have sides, a path that leaves the caller's
+ * keys has none at the place where it leaves them: the caller could not continue there. */
+static bool computes_for(struct kvt_core *core, uint32_t id, uint32_t goal,
+			 const struct kvt_op_context *op)
 {
 	uint32_t owner = core->leases[id].session;
 
-	if (!computes(core, id))
+	if (!computes(core, id) || (core->n_sides > 0 && core->leases[id].path_pages != goal))
 		return false;
 	if (owner == op->session)
 		return own_too(op);
@@ -118,12 +121,13 @@ static bool computes_for(struct kvt_core *core, uint32_t id, const struct kvt_op
 
 /** A lease that crosses a node with announced pages and computes them. The node's hint is right
  * nearly always; where it is not, all leases are asked. */
-static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kvt_op_context *op)
+static uint32_t node_owner(struct kvt_core *core, uint32_t node, uint32_t goal,
+			   const struct kvt_op_context *op)
 {
 	uint32_t hint = core->nodes[node].announcer;
 
 	if (hint != KVT_NONE && crosses(core, hint, node)) {
-		if (computes_for(core, hint, op))
+		if (computes_for(core, hint, goal, op))
 			return hint;
 		if (core->nodes[node].lock_ref == 1)
 			return KVT_NONE; /* the only one there is */
@@ -137,7 +141,7 @@ static uint32_t node_owner(struct kvt_core *core, uint32_t node, const struct kv
 
 			if (lease->done < lease->path_pages &&
 			    lease->path_pages > core->nodes[node].start &&
-			    crosses(core, id, node) && computes_for(core, id, op)) {
+			    crosses(core, id, node) && computes_for(core, id, goal, op)) {
 				core->nodes[node].announcer = id;
 				return id;
 			}
@@ -154,7 +158,7 @@ static uint32_t find_owner(struct kvt_core *core, const struct kvt_op_context *o
 
 	for (uint32_t node = walk->node; goal > walk->matched; node = core->nodes[node].parent) {
 		KVT_ASSERT(node != KVT_NONE);
-		uint32_t owner = node_owner(core, node, op);
+		uint32_t owner = node_owner(core, node, goal, op);
 
 		if (owner != KVT_NONE) {
 			*ret_goal = goal;

@@ -7,6 +7,7 @@
 
 #include "daemon/core/entry.h"
 #include "daemon/core/index.h"
+#include "daemon/core/side.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/walk.h"
@@ -179,4 +180,48 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 		core->record.known_positions = walk->walked * core->ps;
 	}
 	return 0;
+}
+
+/* ---- where a reader can continue */
+
+/** True if a page of the path lacks a side page that a reader behind its first `end` pages needs. */
+static bool lacks_side(const struct kvt_core *core, uint32_t page, uint32_t at, uint32_t end)
+{
+	const uint32_t *sides = kvt_sides_of(core, page);
+
+	for (uint32_t kind = 0; kind < core->n_sides; kind++)
+		if (sides[kind] == KVT_NONE && end - at <= core->config.side_pages[kind])
+			return true;
+	return false;
+}
+
+uint32_t kvt_walk_usable(struct kvt_core *core, uint32_t node, uint32_t pages)
+{
+	uint32_t end = pages, at = pages, most = 0;
+
+	for (uint32_t kind = 0; kind < core->n_sides; kind++)
+		if (core->config.side_pages[kind] > most)
+			most = core->config.side_pages[kind];
+	/* Downwards: a page that lacks a side is the end of the next candidate. */
+	while (at > 0 && end - at < most) {
+		const struct kvt_node *holder;
+		uint32_t page;
+
+		while (core->nodes[node].start >= at)
+			node = core->nodes[node].parent;
+		holder = kvt_node_at(core, node);
+		core->effort.nodes_touched++;
+		if (at > core->side_top[node]) { /* no page down to there has any */
+			at = core->side_top[node] > holder->start ? core->side_top[node] :
+								    holder->start;
+			end = at;
+			continue;
+		}
+		page = core->slot_pages[holder->first_slot + --at - holder->start];
+		if (lacks_side(core, page, at, end))
+			end = at;
+		if (core->side_top[node] == at + 1 && kvt_sides_count_of(core, page) == 0)
+			core->side_top[node] = at;
+	}
+	return end;
 }

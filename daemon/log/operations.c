@@ -431,8 +431,10 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.policy = config->policy,
 		.slru_threshold = config->slru_threshold,
 		.disabled = config->disabled,
+		.n_sides = config->n_sides,
 		.instance = { config->instance[0], config->instance[1] },
 	};
+	memcpy(header->side_pages, config->side_pages, sizeof(header->side_pages));
 }
 
 /* Check that the file is empty or a log. -EEXIST: it is another file. */

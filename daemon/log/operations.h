@@ -32,7 +32,7 @@
 #include "daemon/core/core.h"
 #include "daemon/core/record.h"
 
-#define KVT_OPLOG_VERSION 6u
+#define KVT_OPLOG_VERSION 7u
 #define KVT_OPLOG_BUFFER (1u << 20)
 
 struct kvt_oplog;

@@ -30,6 +30,7 @@ struct oplog_header {
 	uint32_t slru_threshold, disabled;
 	uint32_t coalesce_threshold, soft_private;
 	uint64_t patience_ns;
+	uint32_t n_sides, side_pages[KVT_MAX_SIDES], reserved2;
 	uint64_t instance[2];
 };
 

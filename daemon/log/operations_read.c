@@ -406,7 +406,8 @@ static int check_header(const struct oplog_header *header, const char *path, cha
 	    header->n_pages > 1u << 30 || header->max_nodes < 2 || header->max_nodes > 1u << 30 ||
 	    header->max_namespaces < 2 || header->max_namespaces > 1u << 20 ||
 	    header->max_sessions < 1 || header->max_sessions > 65535 || header->n_leases < 1 ||
-	    header->n_leases > 1u << 24 || header->policy >= KVT_POLICY_COUNT) {
+	    header->n_leases > 1u << 24 || header->policy >= KVT_POLICY_COUNT ||
+	    header->n_sides > KVT_MAX_SIDES) {
 		snprintf(why, why_bytes, "%s: the limits in its header are impossible", path);
 		return -EBADMSG;
 	}
@@ -436,8 +437,10 @@ static void take_config(const struct oplog_header *header, struct kvt_core_confi
 		.policy = header->policy,
 		.slru_threshold = header->slru_threshold,
 		.disabled = header->disabled,
+		.n_sides = header->n_sides,
 		.instance = { header->instance[0], header->instance[1] },
 	};
+	memcpy(ret_config->side_pages, header->side_pages, sizeof(header->side_pages));
 }
 
 int kvt_oplog_reader_open(const char *path, struct kvt_oplog_reader **ret_reader,

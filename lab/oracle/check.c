@@ -42,8 +42,9 @@ static void recount(const struct kvt_oracle *o, struct kvt_counters *c)
 		const struct model_node *node = o->nodes[o->live[i]];
 
 		c->locked_nodes += node->locks > 0;
-		c->evictable_pages += node->locks ? 0 : node->sealed;
-		c->protected_pages += node->locks ? node->sealed : 0;
+		c->evictable_pages += node->locks ? 0 : model_weight(o, node, node->sealed);
+		c->protected_pages += node->locks ? model_weight(o, node, node->sealed) : 0;
+		c->side_pages += model_weight(o, node, node->sealed) - node->sealed;
 	}
 	c->live_leases = o->config.n_leases - o->n_free_leases;
 	c->live_sessions = o->n_sessions;
@@ -70,6 +71,7 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(live_leases);
 	EXPECT_COUNTER(live_sessions);
 	EXPECT_COUNTER(live_namespaces);
+	EXPECT_COUNTER(side_pages);
 	EXPECT_COUNTER(operations);
 	EXPECT_COUNTER(input_positions);
 	EXPECT_COUNTER(hit_positions);
@@ -91,6 +93,7 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(removed_pages);
 	EXPECT_COUNTER(reset_pages);
 	EXPECT_COUNTER(suspected_pages);
+	EXPECT_COUNTER(victim_age_ns);
 	count_detached(o, &least, &most);
 	if (got->detached_pending < least || got->detached_pending > most)
 		return oracle_fail(o, "counter detached_pending: expected %llu to %llu, the record "
@@ -121,6 +124,19 @@ int check_settled(struct kvt_oracle *o)
 
 /* ---- the full check ---- */
 
+static int check_sides(struct kvt_oracle *o, uint32_t main)
+{
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++) {
+		uint32_t side = o->pages[main].sides[kind];
+
+		if (side && (o->pages[side].state != KVT_PAGE_CACHED ||
+			     o->pages[side].main != main || o->pages[side].node))
+			return oracle_fail(o, "side page %u of page %u: state %u, on page %u",
+					   side, main, o->pages[side].state, o->pages[side].main);
+	}
+	return 0;
+}
+
 static int check_node(struct kvt_oracle *o, const struct model_node *node)
 {
 	const struct model_node *parent = model_node(o, node->parent);
@@ -141,6 +157,7 @@ static int check_node(struct kvt_oracle *o, const struct model_node *node)
 		if (page->state != KVT_PAGE_CACHED || page->node != node->id)
 			return oracle_fail(o, "page %u of node %u: state %u, node %u",
 					   node->pages[i], node->id, page->state, page->node);
+		TRY(check_sides(o, node->pages[i]));
 	}
 	return 0;
 }
@@ -173,7 +190,7 @@ static int check_pages(struct kvt_oracle *o)
 		TRY(oracle_expect(o, "pages in a state, recounted", in_state[state],
 				  o->in_state[state]));
 	for (uint32_t i = 0; i < o->n_live; i++)
-		sealed += o->nodes[o->live[i]]->sealed;
+		sealed += model_weight(o, o->nodes[o->live[i]], UINT32_MAX);
 	return oracle_expect(o, "cached pages, recounted", sealed, in_state[KVT_PAGE_CACHED]);
 }
 

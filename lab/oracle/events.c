@@ -84,6 +84,7 @@ static int follow_new(struct kvt_oracle *o, const struct kvt_event *event)
 	node->priority = run->priority;
 	node->expiry_ns = run->expiry_ns;
 	node->created = node->touched = run->tick;
+	node->touched_ns = run->record->now_ns;
 	node->own = o->stamp;
 	TRY(take_keys(o, node, event->n));
 	for (uint32_t i = 0; i < parent->n_children; i++) {
@@ -133,6 +134,7 @@ static int split(struct kvt_oracle *o, struct model_node *lower, uint32_t upper_
 	upper->hits = lower->hits;
 	upper->priority = lower->priority;
 	upper->touched = lower->touched;
+	upper->touched_ns = lower->touched_ns;
 	upper->created = lower->created;
 	upper->expiry_ns = lower->expiry_ns;
 	upper->own = lower->own;
@@ -300,7 +302,11 @@ static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint
 	struct model_run *run = &o->run;
 	uint64_t missing = run->need_pages > o->in_state[KVT_PAGE_FREE] ?
 				   run->need_pages - o->in_state[KVT_PAGE_FREE] : 0;
-	uint64_t want = missing < node->sealed ? missing : node->sealed;
+	uint64_t freed = 0;
+	uint32_t want = 0;
+
+	while (want < node->sealed && freed < missing)
+		freed += 1 + model_sides(o, node->pages[node->sealed - ++want]);
 
 	if (n == node->sealed && o->n_free_ids < run->most_nodes)
 		return 0;
@@ -329,12 +335,23 @@ static uint64_t *count_of(struct kvt_oracle *o, const struct model_node *node)
 	}
 }
 
+int events_page_out(struct kvt_oracle *o, uint32_t page)
+{
+	struct model_run *run = &o->run;
+
+	if (run->out >= run->record->n_out)
+		return oracle_fail(o, "page %u should have left the cache", page);
+	TRY(oracle_expect(o, "page that left the cache", page, run->record->out[run->out++]));
+	model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+	return 0;
+}
+
 static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 {
 	struct model_run *run = &o->run;
 	struct model_node *node;
+	uint32_t best, before = run->out;
 	bool any_detached;
-	uint32_t best;
 
 	TRY(need_node(o, "TRIM", event->node, &node));
 	if (node->root || node->locks || node->n_children || node->own == o->stamp)
@@ -351,19 +368,22 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 		TRY(oracle_expect(o, "victim", best, node->id));
 	}
 	TRY(trim_amount(o, node, event->n));
+	if (!node->detached)
+		o->counters.victim_age_ns = run->record->now_ns - node->touched_ns;
 	for (uint32_t i = 0; i < event->n; i++) {
-		uint32_t page = node->pages[--node->sealed];
+		uint32_t page = node->pages[--node->sealed], sides[KVT_MAX_SIDES];
 
-		if (run->out >= run->record->n_out)
-			return oracle_fail(o, "TRIM names more pages than the record lists");
-		TRY(oracle_expect(o, "evicted page", page, run->record->out[run->out++]));
-		model_page_set(o, page, KVT_PAGE_FREE, 0, 0);
+		memcpy(sides, o->pages[page].sides, sizeof(sides));
+		TRY(events_page_out(o, page));
+		for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+			if (sides[kind])
+				TRY(events_page_out(o, sides[kind]));
 	}
 	node->n = node->sealed;
 	node->generation++;
 	model_keep(o, node->id, model_end(node));
-	run->evicted += event->n;
-	*count_of(o, node) += event->n;
+	run->evicted += run->out - before;
+	*count_of(o, node) += run->out - before;
 	return 0;
 }
 

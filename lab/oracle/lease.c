@@ -157,6 +157,7 @@ struct begin {
 	uint32_t table; /* pages */
 	uint32_t whole; /* pages of keys */
 	uint32_t reuse; /* pages */
+	uint32_t words; /* of the list */
 	struct model_walk walk;
 };
 
@@ -173,6 +174,11 @@ static int begin_refused(struct kvt_oracle *o, struct begin *b)
 	return b->table > o->config.n_pages - 1 ? 0 : run_need_lease(o);
 }
 
+static uint32_t least(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
 /* Walk the keys: how many pages are cached, and how many of those are reused. */
 static int begin_walk(struct kvt_oracle *o, struct begin *b)
 {
@@ -184,6 +190,10 @@ static int begin_walk(struct kvt_oracle *o, struct begin *b)
 	b->reuse = sqe->flags & KVT_F_FORCE_MISS ? 0 : b->walk.matched;
 	if (b->reuse > 0 && b->reuse * ps == b->n_keys && !(sqe->flags & KVT_F_FULL))
 		b->reuse--;
+	b->reuse = model_usable(o, b->walk.matched_node, b->reuse);
+	b->words = b->table + (o->config.n_sides > 0);
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		b->words += least(o->config.side_pages[kind], b->reuse);
 	return 0;
 }
 
@@ -207,7 +217,7 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run_take_own(o, fresh, locked);
 	available = begin_available(o, b) + run->own;
 	TRY(run_need_quota(o, fresh - run->own, locked));
-	TRY(run_need_list(o, b->table));
+	TRY(run_need_list(o, b->words));
 	if (fresh > available)
 		return run_no_room(o, fresh, available);
 	if (b->whole > 0 && !model_root(o, run->record->sqe.namespace_id))
@@ -233,11 +243,26 @@ static void keep_tail(struct kvt_oracle *o, struct model_lease *lease, const uin
 	memcpy(lease->tail, keys + (n - n % ps), n % ps * sizeof(*keys));
 }
 
+/* List the positions that others sealed and, by kind, the side pages of the last reused pages. */
+static int want_sides(struct kvt_oracle *o, const struct model_lease *lease, uint32_t reuse,
+		      uint32_t shared)
+{
+	if (o->run.n_want >= o->run.record->n_list ||
+	    o->run.record->list[o->run.n_want] != shared)
+		return oracle_fail(o, "the list should say that others sealed %u positions",
+				   shared);
+	TRY(run_want(o, shared)); /* 0 would stand for anything */
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		for (uint32_t n = least(o->config.side_pages[kind], reuse); n > 0; n--)
+			TRY(run_want(o, o->pages[lease->table[reuse - n]].sides[kind]));
+	return 0;
+}
+
 int lease_begin(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
 	const struct kvt_sqe *sqe = &run->record->sqe;
-	uint32_t ps = o->config.page_size;
+	uint32_t ps = o->config.page_size, shared = 0;
 	struct begin b = { 0 };
 	struct model_lease *lease;
 
@@ -280,8 +305,9 @@ int lease_begin(struct kvt_oracle *o)
 	o->counters.hit_positions += run->want.begin.reusable;
 	for (uint32_t i = 0; i < b.reuse; i++)
 		if (o->pages[lease->table[i]].sealer != o->sessions[run->record->session].number)
-			o->counters.shared_hit_positions += ps;
-	return 0;
+			shared += ps;
+	o->counters.shared_hit_positions += shared;
+	return o->config.n_sides ? want_sides(o, lease, b.reuse, shared) : 0;
 }
 
 /* ---- COMMIT ---- */
@@ -411,7 +437,7 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 		model_page_cache(o, lease->table[i], node->id);
 		o->run.sealed++;
 	}
-	for (; !lease->force_miss && (uint64_t)(i + 1) * ps < lease->known; i++) {
+	for (; !lease->force_miss && !o->config.n_sides && (uint64_t)(i + 1) * ps < lease->known; i++) {
 		uint32_t twin = model_page_at(o, lease->node, i);
 
 		if (!twin)
@@ -434,6 +460,72 @@ void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease)
 	model_count_hit(o, lease->node);
 }
 
+/* Check the pairs of places and side pages. */
+static int sides_refused(struct kvt_oracle *o, const struct model_lease *lease, uint32_t computed)
+{
+	const struct kvt_record *record = o->run.record;
+	uint32_t n = record->n_pages / 2, given = 0;
+	uint32_t *pages = calloc(n + 1ull, sizeof(*pages));
+	int result = 0;
+
+	if (!pages)
+		return oracle_fail(o, "the oracle is out of memory");
+	for (uint32_t i = 0; i < n && result == 0; i++) {
+		uint32_t place = record->pages[2 * i];
+
+		if (place >> 3 >= computed / o->config.page_size ||
+		    (place & 7) >= o->config.n_sides)
+			result = run_refuse(o, -EINVAL, KVT_REASON_SIDE_PLACE, lease->computed);
+		if (record->pages[2 * i + 1])
+			pages[given++] = record->pages[2 * i + 1];
+	}
+	if (result == 0)
+		result = run_need_pages(o, pages, given, NULL, 0);
+	free(pages);
+	if (result == MODEL_REFUSED)
+		o->run.want.refused.number = lease->computed;
+	return result ? result : run_need_list(o, given);
+}
+
+/* True if no other lease crosses page `at` of the path, and no branch leaves the path behind it. */
+static bool alone_behind(const struct kvt_oracle *o, const struct model_lease *lease, uint32_t at)
+{
+	for (uint32_t id = lease->node; id; id = o->nodes[id]->parent) {
+		const struct model_node *node = o->nodes[id];
+
+		if (node->n_children > (id != lease->node))
+			return false;
+		if (node->start <= at)
+			return node->locks == 1;
+	}
+	return false;
+}
+
+/* Attach side pages to pages of the path, and drop others. */
+static int commit_sides(struct kvt_oracle *o, const struct model_lease *lease)
+{
+	const struct kvt_record *record = o->run.record;
+
+	for (uint32_t i = 0; i + 1 < record->n_pages; i += 2) {
+		uint32_t at = record->pages[i] >> 3, page = record->pages[i + 1], dropped;
+		uint32_t main = at < lease->done ? lease->table[at] : 0;
+		uint32_t *side = &o->pages[main].sides[record->pages[i] & 7];
+
+		if (page && main && !*side) {
+			model_page_cache(o, page, 0);
+			o->pages[page].main = main;
+			*side = page;
+		} else if (page) {
+			TRY(run_want(o, page));
+		} else if (main && *side && alone_behind(o, lease, at)) {
+			dropped = *side;
+			*side = 0;
+			TRY(events_page_out(o, dropped));
+		}
+	}
+	return 0;
+}
+
 /* Do COMMIT, or the COMMIT of END with F_COMMIT. `list`: the answer has the page table. */
 static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, uint32_t *ret_next)
 {
@@ -443,15 +535,23 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 		if (list)
 			TRY(run_need_list(o, lease->n_table));
 		*ret_next = lease->computed;
-		return 0;
+		if (!(o->run.record->sqe.flags & KVT_F_SIDES))
+			return 0;
+		TRY(path_is_attached(o, lease));
+		TRY(sides_refused(o, lease, lease->computed));
+		return commit_sides(o, lease);
 	}
 	TRY(commit_refused(o, lease, list));
+	if (o->run.record->sqe.flags & KVT_F_SIDES)
+		TRY(sides_refused(o, lease, computed));
 	TRY(commit_announce(o, lease));
 	if (!o->config.disabled) {
 		TRY(commit_seal(o, lease, computed));
 		if ((uint64_t)lease->done * o->config.page_size > next)
 			next = lease->done * o->config.page_size;
 	}
+	if (o->run.record->sqe.flags & KVT_F_SIDES)
+		TRY(commit_sides(o, lease));
 	/* As an INSERT without a TTL: what it publishes would go with a prefix that expires. */
 	for (uint32_t id = lease->node; id; id = o->nodes[id]->parent)
 		o->nodes[id]->expiry_ns = UINT64_MAX;

@@ -268,11 +268,48 @@ uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page)
 	return n && page - n->start < n->sealed ? n->pages[page - n->start] : 0;
 }
 
+uint32_t model_sides(const struct kvt_oracle *o, uint32_t page)
+{
+	uint32_t n = 0;
+
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		n += o->pages[page].sides[kind] != 0;
+	return n;
+}
+
+uint32_t model_weight(const struct kvt_oracle *o, const struct model_node *node, uint32_t pages)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t i = 0; i < node->sealed && i < pages; i++)
+		sum += 1 + model_sides(o, node->pages[i]);
+	return sum;
+}
+
+/* True if the last of the first n pages of a path have all sides that a reader needs. */
+static bool usable(const struct kvt_oracle *o, uint32_t node, uint32_t n)
+{
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		for (uint32_t back = 1; back <= n && back <= o->config.side_pages[kind]; back++)
+			if (!o->pages[model_page_at(o, node, n - back)].sides[kind])
+				return false;
+	return true;
+}
+
+uint32_t model_usable(const struct kvt_oracle *o, uint32_t node, uint32_t pages)
+{
+	while (pages > 0 && !usable(o, node, pages))
+		pages--;
+	return pages;
+}
+
 void model_touch(struct kvt_oracle *o, uint32_t node)
 {
 	o->clock++;
-	for (; node; node = o->nodes[node]->parent)
+	for (; node; node = o->nodes[node]->parent) {
 		o->nodes[node]->touched = o->clock;
+		o->nodes[node]->touched_ns = o->run.record->now_ns;
+	}
 }
 
 /* Lock the path to `node`, up to but without `stop`. */
@@ -316,7 +353,7 @@ uint64_t model_evictable(const struct kvt_oracle *o)
 		const struct model_node *node = o->nodes[o->live[i]];
 
 		if (node->locks == 0)
-			pages += node->sealed;
+			pages += model_weight(o, node, node->sealed);
 	}
 	return pages;
 }
@@ -330,7 +367,7 @@ uint32_t model_unlocked_on_path(const struct kvt_oracle *o, uint32_t node, uint3
 		uint32_t covered = pages > n->start ? pages - n->start : 0;
 
 		if (n->locks == 0)
-			sum += covered < n->sealed ? covered : n->sealed;
+			sum += model_weight(o, n, covered);
 	}
 	return sum;
 }

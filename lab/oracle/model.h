@@ -39,6 +39,7 @@ struct model_node {
 	uint32_t hits;
 	int32_t priority;
 	uint64_t touched;
+	uint64_t touched_ns;
 	uint64_t created;
 	uint64_t expiry_ns;
 	uint64_t own; /* == oracle.stamp: on the path of the operation that runs */
@@ -64,6 +65,8 @@ struct model_page {
 	uint32_t lease;   /* PRIVATE: index or 0 */
 	uint32_t node;    /* CACHED */
 	uint64_t sealer;  /* CACHED: `number` of the session that sealed it */
+	uint32_t sides[KVT_MAX_SIDES]; /* CACHED in a node: side pages, by kind */
+	uint32_t main;    /* CACHED as a side page: the page that it hangs on */
 	bool kept;        /* displaced under KEEP: the lease's, not in its table */
 };
 
@@ -252,6 +255,13 @@ int model_path(struct kvt_oracle *o, uint32_t node);
 struct model_node *model_covering(const struct kvt_oracle *o, uint32_t node, uint32_t page);
 uint32_t model_page_at(const struct kvt_oracle *o, uint32_t node, uint32_t page);
 
+/** Count the side pages of a page. */
+uint32_t model_sides(const struct kvt_oracle *o, uint32_t page);
+/** Count the first `pages` sealed pages of a node, and their side pages. */
+uint32_t model_weight(const struct kvt_oracle *o, const struct model_node *node, uint32_t pages);
+/** The most of the first `pages` pages of the path to `node` whose last ones have all sides that a
+ * reader needs. */
+uint32_t model_usable(const struct kvt_oracle *o, uint32_t node, uint32_t pages);
 void model_touch(struct kvt_oracle *o, uint32_t node);
 /* RESET detaches all roots at once, without events. */
 void model_detach(struct kvt_oracle *o, struct model_node *node, uint32_t why);
@@ -273,6 +283,8 @@ void model_namespace_settle(struct kvt_oracle *o, uint32_t namespace_id);
 int events_follow(struct kvt_oracle *o, uint32_t mask);
 /** Check that all events and out pages were followed. */
 int events_done(struct kvt_oracle *o);
+/** Check that the next page that left the cache is this one, and free it. */
+int events_page_out(struct kvt_oracle *o, uint32_t page);
 
 /* ---- ops.c, session.c ---- */
 

@@ -32,6 +32,7 @@ struct kvt_oracle_config {
 	uint32_t reserve_pages, uid_sessions, max_opened;
 	uint32_t policy;
 	uint32_t slru_threshold;
+	uint32_t n_sides, side_pages[KVT_MAX_SIDES];
 	bool disabled;
 	uint32_t coalesce_threshold;
 	uint64_t patience_ns;

@@ -252,9 +252,15 @@ static bool slots_may_be_short(const struct kvt_oracle *o)
 	const struct model_run *run = &o->run;
 	uint64_t used = 0, free_pages = o->in_state[KVT_PAGE_FREE];
 	uint64_t evicts = run->need_pages > free_pages ? run->need_pages - free_pages : 0;
+	uint64_t sides = 0;
 
-	for (uint32_t i = 0; i < o->n_live; i++)
-		used += o->nodes[o->live[i]]->n;
+	for (uint32_t i = 0; i < o->n_live; i++) {
+		const struct model_node *node = o->nodes[o->live[i]];
+
+		used += node->n;
+		sides += model_weight(o, node, node->sealed) - node->sealed;
+	}
+	evicts -= evicts < sides ? evicts : sides; /* they may be the victims, and have no slot */
 	return run->target > run->reached &&
 	       used + run->target - run->reached > o->config.n_pages - 1 + evicts;
 }

@@ -72,22 +72,26 @@ static bool waits_for(const struct kvt_oracle *o, uint32_t session, uint32_t tar
 
 /* True if waiting on this lease helps `session`. Never its own session's leases, nor a session that
  * waits for it, except for NO_WAIT. */
-static bool computes_for(const struct kvt_oracle *o, uint32_t lease, uint32_t session,
-			 uint32_t flags)
+static bool computes_for(const struct kvt_oracle *o, uint32_t lease, uint32_t goal,
+			 uint32_t session, uint32_t flags)
 {
+	const struct model_node *last = model_node(o, o->leases[lease].node);
+
 	if (!computes(o, lease))
 		return false;
+	if (o->config.n_sides > 0 && (!last || model_end(last) != goal))
+		return false; /* it has no sides where the keys leave it */
 	return (flags & KVT_F_NO_WAIT) ||
 	       !waits_for(o, o->leases[lease].session, session, o->n_pending);
 }
 
-static bool node_computed(const struct kvt_oracle *o, uint32_t node)
+static bool node_computed(const struct kvt_oracle *o, uint32_t node, uint32_t goal)
 {
 	const struct kvt_record *record = o->run.record;
 
 	for (uint32_t i = 1; i <= o->config.n_leases; i++)
 		if (crosses(o, i, node) &&
-		    computes_for(o, i, record->session, record->sqe.flags))
+		    computes_for(o, i, goal, record->session, record->sqe.flags))
 			return true;
 	return false;
 }
@@ -106,7 +110,7 @@ static uint32_t wait_goal(const struct kvt_oracle *o, const struct model_walk *w
 
 	if (o->run.record->sqe.flags & KVT_F_FORCE_MISS)
 		return 0;
-	while (goal > walk->matched && !node_computed(o, node)) {
+	while (goal > walk->matched && !node_computed(o, node, goal)) {
 		goal = o->nodes[node]->start;
 		node = o->nodes[node]->parent;
 	}
@@ -225,7 +229,8 @@ static int wait_follow(struct kvt_oracle *o, const struct model_walk *walk,
 	last = model_covering(o, walk->node, goal - 1);
 	if (cqe->lease == 0 || cqe->lease > o->config.n_leases ||
 	    !crosses(o, cqe->lease, last->id) ||
-	    !computes_for(o, cqe->lease, o->run.record->session, o->run.record->sqe.flags))
+	    !computes_for(o, cqe->lease, goal, o->run.record->session,
+			  o->run.record->sqe.flags))
 		return oracle_fail(o, "it waits for lease %u, which does not compute page %u",
 				   cqe->lease, goal - 1);
 	TRY(oracle_expect(o, "generation of the awaited lease",

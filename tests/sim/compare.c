@@ -20,6 +20,24 @@ static bool differs(struct sim *sim, const char *what, uint32_t id, uint64_t mod
 	return true;
 }
 
+static bool compare_sides(struct sim *sim, const struct kvt_arena_view *view,
+			  const struct model_node *model, const struct kvt_node *node)
+{
+	uint32_t n = view->header->n_sides;
+	const uint32_t *sides = (const void *)((const char *)view->base +
+					       view->header->sections[KVT_SECTION_SIDES].offset);
+
+	for (uint32_t i = 0; i < model->sealed; i++) {
+		uint32_t page = view->slot_pages[node->first_slot + i];
+
+		if (memcmp(sim->oracle->pages[page].sides, sides + (size_t)page * n,
+			   n * sizeof(*sides)) != 0)
+			return sim_fail(sim, "side pages of page %u in node %u differ", page,
+					model->id);
+	}
+	return true;
+}
+
 static bool compare_run(struct sim *sim, const struct kvt_arena_view *view,
 			const struct model_node *model, const struct kvt_node *node)
 {
@@ -31,7 +49,7 @@ static bool compare_run(struct sim *sim, const struct kvt_arena_view *view,
 	if (memcmp(model->pages, view->slot_pages + node->first_slot,
 		   model->sealed * sizeof(uint32_t)) != 0)
 		return sim_fail(sim, "pages of node %u differ", model->id);
-	return true;
+	return compare_sides(sim, view, model, node);
 }
 
 /* Detached, by its own effect or with all roots by RESET. */
@@ -76,16 +94,18 @@ static bool compare_page(struct sim *sim, uint32_t page)
 {
 	const struct model_page *model = &sim->oracle->pages[page];
 	bool dying = sim->oracle->sessions[model->session].state == KVT_SESSION_DYING;
+	uint32_t state = model->main ? KVT_PAGE_SIDE : model->state;
 	struct kvt_admin_page core;
 
 	if (!kvt_core_describe_page(sim->core, page, &core))
 		return sim_fail(sim, "page %u cannot be described", page);
-	if (core.state != model->state || core.session != model->session ||
+	if (core.state != state || core.session != model->session ||
 	    (model->state == KVT_PAGE_PRIVATE && !dying && core.lease != model->lease) ||
-	    (model->state == KVT_PAGE_CACHED && core.node != model->node))
+	    (state == KVT_PAGE_CACHED && core.node != model->node) ||
+	    (state == KVT_PAGE_SIDE && core.node != sim->oracle->pages[model->main].node))
 		return sim_fail(sim, "page %u: state %u session %u lease %u node %u in the core, "
 				"%u %u %u %u in the model", page, core.state, core.session,
-				core.lease, core.node, model->state, model->session, model->lease,
+				core.lease, core.node, state, model->session, model->lease,
 				model->node);
 	return true;
 }
@@ -110,8 +130,8 @@ static bool compare_namespace(struct sim *sim, const struct kvt_arena_view *view
 		if (node->namespace_id != id)
 			continue;
 		nodes++;
-		cached += node->sealed;
-		evictable += node->locks ? 0 : node->sealed;
+		cached += model_weight(sim->oracle, node, node->sealed);
+		evictable += node->locks ? 0 : model_weight(sim->oracle, node, node->sealed);
 	}
 	if (root != model->root || space->opened != model->opened ||
 	    space->nodes != nodes || space->cached_pages != cached ||

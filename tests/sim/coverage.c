@@ -69,6 +69,13 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_STALE] = "notice: stale handle",
 	[SIM_MADE_ROOM] = "room made for a namespace",
 	[SIM_REFUSED] = "a refusal compared byte for byte",
+	[SIM_POINT] = "BEGIN at a point",
+	[SIM_POINT_SHORT] = "BEGIN at a point inside what matched",
+	[SIM_SIDE_TAKEN] = "side page taken",
+	[SIM_SIDE_TWIN] = "side page given back",
+	[SIM_SIDE_DROPPED] = "side page dropped",
+	[SIM_SIDE_LATE] = "side pages with a COMMIT of nothing new",
+	[SIM_SIDE_TRIMMED] = "side pages of a victim",
 };
 
 static const char *reason_name(uint32_t reason)
@@ -172,6 +179,14 @@ static const struct {
 	{ KVT_OP_MATCH, KVT_REASON_HANDLE_BAD },
 	{ KVT_OP_MATCH, KVT_REASON_NOT_CONTINUATION },
 	{ KVT_OP_COMMIT, KVT_REASON_FENCE },
+	{ KVT_OP_COMMIT, KVT_REASON_SIDE_PLACE },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_RANGE },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_FREE },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_CACHED },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_FOREIGN },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_LEASED },
+	{ KVT_OP_COMMIT, KVT_REASON_PAGE_TWICE },
+	{ KVT_OP_COMMIT, KVT_REASON_LIST_SHORT },
 	{ KVT_OP_COUNT, KVT_REASON_BAD_OP },
 	{ KVT_OP_BEGIN, KVT_REASON_DRAINING },
 	{ KVT_OP_INSERT, KVT_REASON_DRAINING },

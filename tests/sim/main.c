@@ -29,10 +29,12 @@ static void print_failure(const struct sim *sim, FILE *to)
 
 	sim_print_history(sim, to);
 	fprintf(to, "config: page_size %u, pages %u, slots %u, nodes %u, namespaces %u, sessions "
-		"%u, leases %u, pending %u, max_leases %u, max_private %u, policy %s, slru %u%s\n",
+		"%u, leases %u, pending %u, max_leases %u, max_private %u, policy %s, slru %u, "
+		"kinds of sides %u (%u %u %u ...)%s\n",
 		c->page_size, c->n_pages, c->n_slots, c->max_nodes, c->max_namespaces,
 		c->max_sessions, c->n_leases, c->n_pending, c->max_leases, c->max_private_pages,
-		kvt_policy_name(c->policy), c->slru_threshold, c->disabled ? ", disabled" : "");
+		kvt_policy_name(c->policy), c->slru_threshold, c->n_sides, c->side_pages[0],
+		c->side_pages[1], c->side_pages[2], c->disabled ? ", disabled" : "");
 	fprintf(to, "FAILED: seed %" PRIu64 ", step %" PRIu64 ": %s\n", sim->seed, sim->step,
 		sim->why);
 	fprintf(to, "repeat: kvtsim --seed %" PRIu64 " --steps %" PRIu64 "\n", sim->seed,

@@ -56,7 +56,8 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 	if (kind == KVT_LEASE_BEGIN) {
 		lease->known = r->sqe.positions + r->sqe.n_keys;
 		lease->computed = r->cqe.begin.reusable;
-		lease->table = r->n_list;
+		lease->table = (r->sqe.positions + r->sqe.n_keys + r->sqe.arg +
+				sim->config.page_size - 1) / sim->config.page_size;
 	} else {
 		uint32_t skip = r->sqe.op == KVT_OP_INSERT ? 2 * r->cqe.insert.n_twins : 0;
 
@@ -151,6 +152,34 @@ static bool in_twins(const struct kvt_record *r, uint32_t page)
 	return false;
 }
 
+static bool given_back(const struct kvt_record *r, uint32_t page)
+{
+	for (uint32_t i = 0; i < r->n_list; i++)
+		if (r->list[i] == page)
+			return true;
+	return false;
+}
+
+/* The side pages that a COMMIT took are not the session's any more. */
+static void learn_sides(struct sim *sim, const struct kvt_record *r)
+{
+	uint64_t *rare = sim->coverage->rare;
+	uint32_t taken = 0;
+
+	if (!(r->sqe.flags & KVT_F_SIDES))
+		return;
+	for (uint32_t i = 1; i < r->n_pages; i += 2) {
+		if (!r->pages[i] || given_back(r, r->pages[i]))
+			continue;
+		lose_page(&sim->sessions[r->session], r->pages[i]);
+		taken++;
+	}
+	rare[SIM_SIDE_TAKEN] += taken > 0;
+	rare[SIM_SIDE_TWIN] += r->n_list > 0;
+	rare[SIM_SIDE_DROPPED] += r->n_out > 0 && r->n_events == 0;
+	rare[SIM_SIDE_LATE] += taken > 0 && r->sqe.arg < r->cqe.commit.next;
+}
+
 /* What a successful operation changed for its session. */
 static void learn(struct sim *sim, const struct kvt_record *r)
 {
@@ -193,6 +222,7 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 			lease->known = r->cqe.positions;
 			lease->computed = r->cqe.commit.next;
 		}
+		learn_sides(sim, r);
 		break;
 	case KVT_OP_EXTEND:
 		lease = find_lease(s, r->sqe.node, r->sqe.generation);
@@ -280,6 +310,11 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_ROOT_KEY] += ok && r->root_key && r->cqe.begin.reusable > 0;
 		rare[SIM_BEGIN_BEHIND] +=
 			ok && r->sqe.node && r->cqe.begin.matched > r->sqe.positions;
+		rare[SIM_POINT] += ok && r->cqe.begin.reusable > 0 && sim->config.n_sides > 0;
+		rare[SIM_POINT_SHORT] += ok && r->cqe.begin.reusable > 0 &&
+					 sim->config.n_sides > 0 &&
+					 r->cqe.begin.reusable + sim->config.page_size <
+						 r->cqe.begin.matched;
 		rare[SIM_CAPPED] += ok && r->cqe.begin.reusable < r->cqe.begin.matched;
 		rare[SIM_SHARED_ANNOUNCE] += ok && r->cqe.begin.announced > 0;
 		break;
@@ -309,7 +344,7 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 static void count(struct sim *sim, const struct kvt_record *r)
 {
 	struct sim_coverage *c = sim->coverage;
-	uint32_t op = r->sqe.op < KVT_OP_COUNT ? r->sqe.op : KVT_OP_COUNT;
+	uint32_t op = r->sqe.op < KVT_OP_COUNT ? r->sqe.op : KVT_OP_COUNT, trimmed = 0;
 
 	c->records++;
 	c->kind[r->kind]++;
@@ -326,7 +361,9 @@ static void count(struct sim *sim, const struct kvt_record *r)
 		c->rare[SIM_NODE_EVICTION] +=
 			r->kind == KVT_REC_OP && (op == KVT_OP_INSERT || op == KVT_OP_COMMIT);
 		c->rare[SIM_DETACHED_TRIM] += r->kind == KVT_REC_RECLAIM;
+		trimmed += e->n;
 	}
+	c->rare[SIM_SIDE_TRIMMED] += trimmed > 0 && trimmed < r->n_out;
 	if (r->kind == KVT_REC_DEFER) {
 		c->deferred[op] += r->value == 0;
 		c->rare[SIM_WAIT_AGAIN] += r->value != 0 && (r->sqe.flags & KVT_F_WAIT);

@@ -392,7 +392,7 @@ static void put_wait(struct shot *shot)
 static void op_begin(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
-	uint32_t ps = sim->config.page_size;
+	uint32_t ps = sim->config.page_size, words;
 
 	put_path(shot, 300);
 	if (sim_chance(sim, 600))
@@ -405,8 +405,8 @@ static void op_begin(struct shot *shot)
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
 	put_own_stream(shot);
-	put_list(shot, (shot->sqe.positions + shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps -
-			1) / ps);
+	words = (shot->sqe.positions + shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps;
+	put_list(shot, words * (1 + sim->config.n_sides) + (sim->config.n_sides > 0));
 }
 
 /* Commit new positions with generated keys, sometimes a few beyond the table. */
@@ -439,17 +439,61 @@ static void put_progress(struct shot *shot, const struct sim_lease *lease)
 		shot->sqe.flags |= KVT_F_KEEP;
 }
 
+/* Places of a point at the end of what is computed, as far as the session has pages, then others. */
+static uint32_t choose_places(struct shot *shot, uint32_t *places, uint32_t most)
+{
+	const struct kvt_core_config *c = &shot->sim->config;
+	uint32_t end = shot->sqe.arg / c->page_size, n = 0;
+
+	if (end > 1 && sim_chance(shot->sim, 300))
+		end = sim_between(shot->sim, 1, end);
+	for (uint32_t kind = 0; kind < c->n_sides; kind++)
+		for (uint32_t back = 1; back <= end && back <= c->side_pages[kind] && n < most &&
+					n < shot->s->n_pages; back++)
+			places[n++] = KVT_SIDE_PLACE(end - back, kind);
+	for (uint32_t more = sim_below(shot->sim, 3); more > 0 && n < most; more--)
+		places[n++] = KVT_SIDE_PLACE(sim_below(shot->sim, end + 1),
+					     sim_below(shot->sim, c->n_sides));
+	if (n && sim_chance(shot->sim, 20))
+		places[sim_below(shot->sim, n)] = sim_below(shot->sim, UINT32_MAX);
+	return n;
+}
+
+/* Put pairs of places and side pages in front of the keys. */
+static void put_sides(struct shot *shot)
+{
+	struct sim *sim = shot->sim;
+	uint32_t places[32], pages[32], n = choose_places(shot, places, 32);
+	uint32_t *at = keys_of(shot) + shot->sqe.keys_offset;
+
+	put_pages(shot, pages, n);
+	memmove(at + 1 + 2 * n, at, shot->sqe.n_keys * sizeof(*at));
+	at[0] = sim_chance(sim, 10) ? sim_below(sim, UINT32_MAX) : n;
+	for (uint32_t i = 0; i < n; i++) {
+		at[1 + 2 * i] = places[i];
+		at[2 + 2 * i] = sim_chance(sim, 250) ? KVT_NONE : pages[i];
+	}
+	shot->sqe.flags |= KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES;
+	put_list(shot, n);
+}
+
 static void op_commit(struct shot *shot)
 {
 	const struct sim_lease *lease = put_lease(shot, KVT_LEASE_BEGIN);
 
 	put_progress(shot, lease);
-	if (shot->sqe.flags & KVT_F_KEEP && sim_chance(shot->sim, 500))
+	if (lease && sim_chance(shot->sim, 100))
+		shot->sqe.arg = sim_below(shot->sim, lease->computed + 1);
+	if (shot->sim->config.n_sides > 0 && sim_chance(shot->sim, 600))
+		put_sides(shot);
+	else if (shot->sqe.flags & KVT_F_KEEP && sim_chance(shot->sim, 500))
 		shot->sqe.flags |= KVT_F_NO_LIST;
 	else
 		put_list(shot, lease ? lease->table : 4);
 	if (sim_chance(shot->sim, 10))
 		shot->sqe.flags ^= KVT_F_NO_LIST;
+	if (sim_chance(shot->sim, 5))
+		shot->sqe.flags ^= KVT_F_SIDES;
 	put_fence(shot);
 }
 

@@ -26,7 +26,7 @@
 #define SIM_KEPT_EACH (SIM_MAX_KEYS + 2) /* with a root key */
 #define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_KEPT_EACH) /* behind the other keys */
 #define SIM_ROOT_KEYS 4
-#define SIM_LIST_AREA 1024
+#define SIM_LIST_AREA 4096
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
 #define SIM_LEASES 24  /* remembered by a session, dead ones too */
@@ -131,6 +131,13 @@ enum sim_rare {
 	SIM_NOTICE_STALE,
 	SIM_MADE_ROOM,
 	SIM_REFUSED,
+	SIM_POINT,         /* BEGIN continued at a point, all of what matched or less */
+	SIM_POINT_SHORT,   /* less */
+	SIM_SIDE_TAKEN,
+	SIM_SIDE_TWIN,     /* COMMIT gave a side page back */
+	SIM_SIDE_DROPPED,
+	SIM_SIDE_LATE,     /* COMMIT took sides and nothing else */
+	SIM_SIDE_TRIMMED,  /* a victim took side pages along */
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,

@@ -69,6 +69,21 @@ bool sim_fail(struct sim *sim, const char *format, ...)
 	return false;
 }
 
+/* Mostly a state or a short window; now and then longer than any path, or many kinds. */
+static void choose_sides(struct sim *sim)
+{
+	struct kvt_core_config *c = &sim->config;
+
+	if (!sim_chance(sim, 400))
+		return;
+	c->n_sides = sim_chance(sim, 800) ? sim_between(sim, 1, 2) :
+					    sim_between(sim, 3, KVT_MAX_SIDES);
+	for (uint32_t kind = 0; kind < c->n_sides; kind++)
+		c->side_pages[kind] = sim_chance(sim, 600) ? 1 :
+				      sim_chance(sim, 900) ? sim_between(sim, 2, 4) :
+							     sim_between(sim, 5, 256);
+}
+
 static void choose_config(struct sim *sim)
 {
 	struct kvt_core_config *c = &sim->config;
@@ -111,6 +126,7 @@ static void choose_config(struct sim *sim)
 		c->max_op_keys = 256;
 		sim->wide = false;
 	}
+	choose_sides(sim);
 	sim->alphabet = sim_between(sim, 1, 3);
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
 	if (sim->longest > SIM_MAX_KEYS)
@@ -118,6 +134,33 @@ static void choose_config(struct sim *sim)
 	if (!sim->wide && sim->longest > 1536)
 		sim->longest = 1536;
 	sim->gentle = sim_chance(sim, 500);
+}
+
+static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
+{
+	struct kvt_oracle_config config = {
+		.page_size = c->page_size,
+		.n_pages = c->n_pages,
+		.max_nodes = c->max_nodes,
+		.max_namespaces = c->max_namespaces,
+		.max_sessions = c->max_sessions,
+		.n_leases = c->n_leases,
+		.max_leases = c->max_leases,
+		.max_private_pages = c->max_private_pages,
+		.soft_private = c->soft_private,
+		.uid_sessions = c->uid_sessions,
+		.max_opened = c->max_opened,
+		.reserve_pages = c->reserve_pages,
+		.policy = c->policy,
+		.slru_threshold = c->slru_threshold,
+		.disabled = c->disabled,
+		.coalesce_threshold = c->coalesce_threshold,
+		.patience_ns = c->patience_ns,
+		.n_sides = c->n_sides,
+	};
+
+	memcpy(config.side_pages, c->side_pages, sizeof(config.side_pages));
+	return kvt_oracle_create(&config);
 }
 
 bool sim_create(struct sim *sim)
@@ -145,25 +188,7 @@ bool sim_create(struct sim *sim)
 	if (error)
 		return sim_fail(sim, "init: %d", error);
 	kvt_core_publish(sim->core, KVT_ARENA_READY);
-	sim->oracle = kvt_oracle_create(&(struct kvt_oracle_config){
-		.page_size = sim->config.page_size,
-		.n_pages = sim->config.n_pages,
-		.max_nodes = sim->config.max_nodes,
-		.max_namespaces = sim->config.max_namespaces,
-		.max_sessions = sim->config.max_sessions,
-		.n_leases = sim->config.n_leases,
-		.max_leases = sim->config.max_leases,
-		.max_private_pages = sim->config.max_private_pages,
-		.soft_private = sim->config.soft_private,
-		.uid_sessions = sim->config.uid_sessions,
-		.max_opened = sim->config.max_opened,
-		.reserve_pages = sim->config.reserve_pages,
-		.policy = sim->config.policy,
-		.slru_threshold = sim->config.slru_threshold,
-		.disabled = sim->config.disabled,
-		.coalesce_threshold = sim->config.coalesce_threshold,
-		.patience_ns = sim->config.patience_ns,
-	});
+	sim->oracle = make_oracle(&sim->config);
 	if (!sim->oracle)
 		return sim_fail(sim, "out of memory");
 	sim->coverage->policy[sim->config.policy]++;

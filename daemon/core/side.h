@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CORE_SIDE_H
+#define KVT_CORE_SIDE_H
+
+/**
+ * @file side.h
+ * Side pages: cached pages that hang on a page of a node, at most one of each kind.
+ *
+ * They hold what layers with windows or states need to continue behind that page. They have no slot,
+ * no lock and no recency: they live and leave with the page that they hang on.
+ */
+
+#include "daemon/core/state.h"
+
+/** The side pages of a page of a node, one word for each kind. */
+static inline uint32_t *kvt_sides_of(const struct kvt_core *core, uint32_t page)
+{
+	return core->sides + (size_t)page * core->n_sides;
+}
+
+/** Count the side pages of a page of a node. */
+static inline uint32_t kvt_sides_count_of(const struct kvt_core *core, uint32_t page)
+{
+	const uint32_t *sides = kvt_sides_of(core, page);
+	uint32_t n = 0;
+
+	for (uint32_t kind = 0; kind < core->n_sides; kind++)
+		n += sides[kind] != KVT_NONE;
+	return n;
+}
+
+/** Count the side pages on the first `pages` pages of a node's run. */
+uint32_t kvt_sides_count(const struct kvt_core *core, uint32_t node, uint32_t pages);
+/** PRIVATE to CACHED as a side page of page `at` of a node's run, of a page in no list. */
+void kvt_side_attach(struct kvt_core *core, uint32_t node, uint32_t at, uint32_t kind,
+		     uint32_t page);
+/** CACHED to FREE. False: there is no side page of that kind. */
+bool kvt_side_drop(struct kvt_core *core, uint32_t node, uint32_t at, uint32_t kind);
+/** Free all side pages of a page that leaves its node, which are counted elsewhere. Returns how
+ * many. */
+uint32_t kvt_sides_leave(struct kvt_core *core, uint32_t main);
+
+#endif
