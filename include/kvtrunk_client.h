@@ -116,6 +116,8 @@ struct kvt_info {
 	uint32_t rank;       /* above 0: a member of rank 0's group, without a ring of its own */
 	uint32_t n_ranks;    /* of the group that a member joined; 0: not a member */
 	uint32_t sealer;     /* of this session's pages: kvt_page_sealer(); 0: an observer's */
+	uint32_t n_sides;    /* kinds of side pages */
+	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: trailing pages of a path that need one */
 };
 
 /** "no_socket" of KVT_ATTACH_NO_SOCKET; "unknown" for other numbers. */

@@ -60,7 +60,16 @@ extern "C" {
  * COMMIT with KVT_F_KEEP and KVT_F_NO_LIST answers without the page table and takes no room in the
  * list area: for callers that keep a table of their own, whose pages stay theirs until END. If
  * `advanced` is above 0, others computed these positions: a COMMIT with the list names their pages.
- * A caller that computes them itself needs no list. */
+ * A caller that computes them itself needs no list.
+ *
+ * Side pages (the daemon's option `sides`, kvt_info.n_sides). A page of a sequence's path may carry
+ * one side page of each kind: what layers with windows or states need to continue behind it. Of
+ * kind s the last side_pages[s] pages of a prefix need one. BEGIN reuses the longest such prefix of
+ * what matched: `reusable` may be below `matched`, and `sides` has for each kind the side pages of
+ * the last reusable pages, as many as there are up to side_pages[s], oldest first. Read them, never
+ * write them. COMMIT, with those flags, takes `sides`: each page becomes the side page of its place
+ * unless that has one, and page KVT_NONE drops one, unless another sequence needs it. The answer's
+ * `pages` are those that were not taken: they stay the session's. -EINVAL: nothing happened. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -76,9 +85,10 @@ struct kvt_request {
 	int32_t priority;
 	uint32_t ttl_ms; /* INSERT with KVT_F_TTL; BEGIN with KVT_F_WAIT or KVT_F_NO_WAIT */
 	uint32_t list_capacity; /* 0: enough for any answer */
-	uint32_t reserved;
+	uint32_t n_sides;       /* COMMIT with KVT_F_KEEP and KVT_F_NO_LIST */
 	uint64_t user_data;
 	uint64_t root_key; /* MATCH, INSERT, BEGIN, REMOVE: which tree of the namespace */
+	const struct kvt_side *sides;
 };
 
 /** One answer; fields that the operation does not answer are 0. */
@@ -92,6 +102,7 @@ struct kvt_result {
 	struct kvt_handle handle;
 	struct kvt_lease lease;
 	uint32_t matched, reusable, announced; /* positions */
+	uint32_t usable; /* MATCH: positions that a BEGIN could reuse of those that matched */
 	uint32_t next, advanced, existed;      /* positions */
 	uint32_t known; /* COMMIT: positions whose keys the daemon knows: the next begin there */
 	uint32_t inserted, sealed, evicted, freed, duplicates; /* pages */
@@ -102,8 +113,9 @@ struct kvt_result {
 	uint32_t state, owner, lock_ref, problems; /* PAGE, AUDIT; a notice: enum kvt_notice */
 	uint32_t sealer; /* PAGE, of a cached one: as kvt_page_sealer() */
 	uint32_t shared; /* BEGIN: of the reusable positions, those that another session sealed */
-	uint32_t n_pages, n_twins;
+	uint32_t n_pages, n_twins, n_sides;
 	const uint32_t *pages; /* page table or page list; until kvt_result_release() */
+	const uint32_t *sides; /* BEGIN, where pages have sides: by kind, each in path order */
 	const uint32_t *twins; /* 2 * n_twins: (yours, the cached twin) */
 	uint32_t slot;         /* the library's own */
 };

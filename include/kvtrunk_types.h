@@ -74,6 +74,17 @@ enum kvt_sqe_flag {
 				     * are a root key. The library sets it */
 };
 
+/** A place that can have a side page: page `index` of a sequence's page table, and a kind. */
+#define KVT_SIDE_PLACE(index, kind) ((index) * KVT_MAX_SIDES + (kind))
+#define KVT_SIDE_INDEX(place) ((place) / KVT_MAX_SIDES)
+#define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
+
+/** A side page for a place: a private page in no lease, or KVT_NONE to drop the one that is there. */
+struct kvt_side {
+	uint32_t place;
+	uint32_t page;
+};
+
 enum kvt_cqe_flag {
 	KVT_CQE_DEFERRED = 1u << 0, /* the operation waited: for its fence, a BEGIN for others */
 	KVT_CQE_DETACHED = 1u << 1, /* END: its path was detached; its COMMIT sealed nothing */

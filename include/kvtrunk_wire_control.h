@@ -125,6 +125,9 @@ struct kvt_message_welcome {
 	struct kvt_pool_geometry geometry;
 	uint32_t rank;    /* of a member; 0 for the session's opener */
 	uint32_t n_ranks; /* of its group, 0 = none */
+	uint32_t n_sides; /* kinds of side pages */
+	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: trailing pages of a path that need one */
+	uint32_t reserved;
 };
 
 enum kvt_session_state {

@@ -77,14 +77,8 @@ static inline uint32_t kvt_root_key_words(uint32_t flags)
 	return flags & KVT_F_ROOT_KEY ? sizeof(uint64_t) / sizeof(uint32_t) : 0;
 }
 
-/** With SIDES, the keys' offset names a word n, behind it n pairs, and behind those the keys. A pair
- * is a place and a page. The page, private and in no lease, becomes the side page of its place if
- * that has none. Page KVT_NONE drops the place's side page, if no other path needs it. */
-#define KVT_SIDE_PLACE(page, kind) ((page) * KVT_MAX_SIDES + (kind)) /* page of the lease's path */
-#define KVT_SIDE_PAGE(place) ((place) / KVT_MAX_SIDES)
-#define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
-
-/** Words of n pairs, and of n itself. */
+/** Words of the key area in front of an entry's keys, for side pages: with SIDES n, and n pairs as
+ * struct kvt_side. */
 static inline uint64_t kvt_side_words(uint32_t flags, uint32_t n)
 {
 	return flags & KVT_F_SIDES ? 1 + 2ull * n : 0;

@@ -72,6 +72,16 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 	n_list = kvt_op_takes(slot->op) & KVT_TAKES_LIST ? cqe->n_list : 0;
 	if (KVT_UNLIKELY(n_list > slot->list.n || result->n_twins > n_list / 2))
 		return -EPROTO;
+	if (KVT_UNLIKELY(client->info.n_sides > 0) && slot->op == KVT_OP_BEGIN &&
+	    result->lease.index) {
+		uint64_t behind = 1 + kvt_side_words_of(client, result->reusable);
+
+		if (n_list < behind)
+			return -EPROTO;
+		n_list -= (uint32_t)behind;
+		result->n_sides = (uint32_t)behind - 1;
+		result->sides = client->ring.list + slot->list.at + n_list + 1;
+	}
 	/* Behind the table, if there was room. */
 	if (slot->op == KVT_OP_BEGIN && n_list < slot->list.n)
 		result->shared = client->ring.list[slot->list.at + n_list];
@@ -87,7 +97,7 @@ static void finish(struct kvt_client *client, uint32_t number, struct kvt_result
 	struct kvt_slot *slot = &client->slots[number];
 
 	if (result->n_pages == 0 && result->n_twins == 0) {
-		result->pages = result->twins = NULL;
+		result->pages = result->twins = result->sides = NULL;
 		kvt_slot_free(client, number);
 		return;
 	}
@@ -352,7 +362,7 @@ void kvt_result_release(struct kvt_client *client, struct kvt_result *result)
 	if (number == 0 || number >= client->n_slots)
 		return;
 	result->slot = 0;
-	result->pages = result->twins = NULL;
+	result->pages = result->twins = result->sides = NULL;
 	/* A copy of a released result has an older generation. */
 	if (slot->state == KVT_SLOT_HELD &&
 	    ((uint32_t)slot->generation << SLOT_BITS | number) == name)

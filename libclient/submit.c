@@ -37,7 +37,18 @@ static uint32_t entry_flags(const struct kvt_request *request)
 {
 	bool rooted = request->root_key && request->handle.positions == 0;
 
-	return request->flags | (rooted ? KVT_F_ROOT_KEY : 0u);
+	return request->flags | (rooted ? KVT_F_ROOT_KEY : 0u) |
+	       (request->n_sides ? KVT_F_SIDES : 0u);
+}
+
+uint64_t kvt_side_words_of(const struct kvt_client *client, uint64_t positions)
+{
+	uint64_t pages = positions / client->info.page_size, words = 0;
+
+	for (uint32_t kind = 0; kind < client->info.n_sides; kind++)
+		words += pages < client->info.side_pages[kind] ? pages :
+								 client->info.side_pages[kind];
+	return words;
 }
 
 /* List words that are enough for any answer. */
@@ -67,10 +78,11 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 		pages = begin_table(client, request);
 		if (pages >= client->info.n_pages)
 			return 1; /* refused: too large */
+		pages += kvt_side_words_of(client, pages * page);
 		return pages + (pages < client->list.count); /* a word for `shared` */
 	case KVT_LIST_TABLE:
 		if (entry_flags(request) & KVT_F_NO_LIST)
-			return 0;
+			return request->n_sides;
 		/* The whole page table, whose length only the daemon and kvt_seq know. */
 		most = client->list.count / 4;
 		return client->info.n_pages < most ? client->info.n_pages : most;
@@ -129,9 +141,17 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 					 "KVT_HELLO_OBSERVE");
 	if (KVT_UNLIKELY(client->suspended) && needs_pool(request))
 		return kvt_client_awake(client);
-	if (request->op > UINT8_MAX || request->flags > UINT16_MAX || request->reserved)
+	if (request->op > UINT8_MAX || request->flags > UINT16_MAX)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
-				       "op, flags or reserved field out of range");
+				       "op or flags out of range");
+	if (request->n_sides && (request->op != KVT_OP_COMMIT || client->info.n_sides == 0))
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
+				       "%s: side pages are for COMMIT, and for a daemon with the "
+				       "option sides", kvt_op_name((int)request->op));
+	if (request->flags & KVT_F_SIDES)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "%s: side pages belong into sides",
+				       kvt_op_name((int)request->op));
 	if (request->flags & KVT_F_ROOT_KEY ||
 	    (request->root_key && (request->op == KVT_OP_LEAVE ||
 				   !(kvt_op_takes(request->op) & KVT_TAKES_NAMESPACE))))
@@ -150,7 +170,8 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
 				       kvt_reason_text(KVT_REASON_FENCE));
-	if ((request->n_keys && !request->keys) || (request->n_pages && !request->pages))
+	if ((request->n_keys && !request->keys) || (request->n_pages && !request->pages) ||
+	    (request->n_sides && !request->sides))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "a count above 0 without its array");
 	if (request->op == KVT_OP_INSERT &&
@@ -254,7 +275,8 @@ static bool rung_later(const struct kvt_client *client, const struct kvt_sqe *sq
 /* What an operation puts into the areas, in words. */
 struct words {
 	uint32_t flags;   /* of the entry */
-	uint32_t head;    /* of the root key, which comes first */
+	uint64_t sides;   /* of the side pages and their number, which come first */
+	uint32_t head;    /* of the root key, which comes first, too */
 	uint32_t n_keys;  /* keys, or the pages of an operation that has no keys */
 	uint32_t n_pages; /* INSERT: pages behind the keys */
 	uint64_t list;    /* room for the answer */
@@ -267,6 +289,7 @@ static struct words count_words(const struct kvt_client *client, const struct kv
 
 	return (struct words){
 		.flags = flags,
+		.sides = kvt_side_words(flags, request->n_sides),
 		.head = kvt_root_key_words(flags),
 		.n_keys = pages ? request->n_pages : request->n_keys,
 		.n_pages = request->op == KVT_OP_INSERT ? request->n_pages : 0,
@@ -276,7 +299,7 @@ static struct words count_words(const struct kvt_client *client, const struct kv
 
 static uint64_t key_words(const struct words *words)
 {
-	return (uint64_t)words->head + words->n_keys + words->n_pages;
+	return words->sides + words->head + words->n_keys + words->n_pages;
 }
 
 /* Take a slot and its ranges. Returns its number, 0: no room. */
@@ -305,7 +328,7 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 	slot->fence = request->fence;
 	slot->seq = NULL;
 	slot->n_pages = words->n_pages;
-	slot->pages_at = slot->keys.at + words->head + words->n_keys;
+	slot->pages_at = slot->keys.at + (uint32_t)words->sides + words->head + words->n_keys;
 	return number;
 }
 
@@ -316,6 +339,11 @@ static void write_areas(struct kvt_client *client, const struct kvt_request *req
 	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
 	uint32_t *keys = client->ring.keys + slot->keys.at;
 
+	if (words->sides) {
+		*keys = request->n_sides;
+		memcpy(keys + 1, request->sides, request->n_sides * sizeof(*request->sides));
+		keys += words->sides;
+	}
 	memcpy(keys, &request->root_key, words->head * sizeof(*keys));
 	if (words->n_keys)
 		memcpy(keys + words->head, pages ? request->pages : request->keys,

@@ -82,6 +82,7 @@ static bool geometry_ok(const struct kvt_message_welcome *message)
 	uint32_t page_size = message->page_size;
 
 	return page_size >= 1 && page_size <= KVT_MAX_PAGE_SIZE && message->n_pages >= 2 &&
+	       message->n_sides <= KVT_MAX_SIDES &&
 	       message->page_bytes <= UINT64_MAX / message->n_pages &&
 	       message->page_bytes * message->n_pages <= message->pool_bytes &&
 	       (message->geometry.n_layers == 0 ||
@@ -220,8 +221,10 @@ void kvt_welcome_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.rank = message->rank,
 		.n_ranks = message->n_ranks,
 		.sealer = message->sealer,
+		.n_sides = message->n_sides,
 	};
 	memcpy(info->fingerprint, message->fingerprint, sizeof(info->fingerprint));
+	memcpy(info->side_pages, message->side_pages, sizeof(info->side_pages));
 }
 
 int kvt_hello_send(const char *path, const struct kvt_message_hello *hello, int64_t deadline_ns,

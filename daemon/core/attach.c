@@ -27,7 +27,7 @@ int kvt_attach_check(struct kvt_core *core, struct kvt_op_context *op,
 	for (uint32_t i = 0; i < op->n_sides; i++) {
 		uint32_t place = core->op_sides[2 * i], page = core->op_sides[2 * i + 1];
 
-		if (KVT_SIDE_PAGE(place) >= cached || KVT_SIDE_KIND(place) >= core->n_sides)
+		if (KVT_SIDE_INDEX(place) >= cached || KVT_SIDE_KIND(place) >= core->n_sides)
 			return kvt_refuse(op, -EINVAL, KVT_REASON_SIDE_PLACE, lease->computed);
 		if (page != KVT_NONE)
 			core->op_pages[given++] = page;
@@ -68,7 +68,7 @@ void kvt_attach(struct kvt_core *core, struct kvt_op_context *op,
 	kvt_path_pages(core, lease->node, lease->done, core->path_list);
 	for (uint32_t i = 0; i < op->n_sides; i++) {
 		uint32_t place = core->op_sides[2 * i], page = core->op_sides[2 * i + 1];
-		uint32_t index = KVT_SIDE_PAGE(place), kind = KVT_SIDE_KIND(place), node, main;
+		uint32_t index = KVT_SIDE_INDEX(place), kind = KVT_SIDE_KIND(place), node, main;
 
 		if (index >= lease->done) { /* caching is disabled */
 			if (page != KVT_NONE)

@@ -404,6 +404,8 @@ static void fill_welcome(const struct kvt_daemon *daemon,
 	welcome->max_leases = config->max_leases;
 	welcome->max_private_pages = config->max_private_pages;
 	welcome->policy = config->policy;
+	welcome->n_sides = config->n_sides;
+	memcpy(welcome->side_pages, config->side_pages, sizeof(welcome->side_pages));
 	welcome->flags = (connection->peer.privileged ? KVT_WELCOME_PRIVILEGED : 0u) |
 			 (config->disabled ? KVT_WELCOME_DISABLED : 0u) |
 			 (daemon->clock.is_test ? KVT_WELCOME_TEST_CLOCK : 0u) |

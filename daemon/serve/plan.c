@@ -143,6 +143,8 @@ int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	to->disabled = !from->caching;
 	to->coalesce_threshold = (uint32_t)from->coalesce_threshold;
 	to->patience_ns = (uint64_t)from->coalesce_patience_ms * 1000000;
+	to->n_sides = daemon->plan.n_sides;
+	memcpy(to->side_pages, daemon->plan.side_pages, sizeof(to->side_pages));
 	strlcpy(to->fingerprint, daemon->plan.fingerprint, sizeof(to->fingerprint));
 	read_boot_id(to->boot_id);
 	if (getrandom(&to->hash_seed, sizeof(to->hash_seed), 0) != sizeof(to->hash_seed) ||

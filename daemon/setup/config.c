@@ -586,6 +586,30 @@ const char *kvt_config_get(const struct kvt_config *config, const char *key, cha
 	return to;
 }
 
+int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
+		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES])
+{
+	const char *at = config->sides + strspn(config->sides, ", ");
+	uint32_t n = 0, pages[KVT_MAX_SIDES];
+	int64_t sum = 0, value;
+
+	for (; *at; at += strspn(at, ", ")) {
+		if (n == KVT_MAX_SIDES || !parse_integer(at, 10, &value, &at) ||
+		    (*at && *at != ',' && *at != ' ') || value < 1 || value > 1024 ||
+		    (sum += value) > 2048) {
+			snprintf(why, KVT_WHY_BYTES, "option 'sides' cannot be '%s'; allowed: up "
+				 "to %u numbers from 1 to 1024, separated by commas or blanks, "
+				 "together at most 2048", config->sides, KVT_MAX_SIDES);
+			return -EINVAL;
+		}
+		pages[n++] = (uint32_t)value;
+	}
+	memset(ret_pages, 0, KVT_MAX_SIDES * sizeof(*ret_pages));
+	memcpy(ret_pages, pages, n * sizeof(*ret_pages));
+	*ret_n = n;
+	return 0;
+}
+
 bool kvt_config_describe(const struct kvt_config *config, uint32_t index,
 			 struct kvt_admin_option *ret_option)
 {

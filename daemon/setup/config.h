@@ -86,6 +86,10 @@ void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh
 const char *kvt_config_get(const struct kvt_config *config, const char *key, char *to,
 			   size_t size);
 
+/** Parse the option `sides`: how many kinds, and of each the pages that need one. */
+int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
+		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES]);
+
 /** Describe option number `index` for KVT_ADMIN_CONFIG; `used` is as configured. False: there are
  * fewer. */
 bool kvt_config_describe(const struct kvt_config *config, uint32_t index,

@@ -184,9 +184,10 @@ static int take_scales(const struct kvt_config *config, struct kvt_pool_geometry
 
 /* ---- fingerprint */
 
-/* Fields of a fingerprint, in the order of kvt_geometry_fingerprint(). */
+/* Fields of a fingerprint, in the order of kvt_geometry_fingerprint(), and sides. */
 static const char *const field_names[] = { "weights", "rope",   "tokenizer", "image",
-					   "kv",      "scales", "layout",    "parallel" };
+					   "kv",      "scales", "layout",    "parallel",
+					   "sides" };
 
 #define N_FIELDS (sizeof(field_names) / sizeof(field_names[0]))
 
@@ -231,6 +232,19 @@ static int add_field(char fingerprint[2 * KVT_FINGERPRINT_BYTES], size_t rank, c
 	return 0;
 }
 
+/* Add sides=16,16. */
+static int add_sides(char fingerprint[2 * KVT_FINGERPRINT_BYTES], const struct kvt_pool_plan *plan,
+		     char why[KVT_WHY_BYTES])
+{
+	char text[KVT_MAX_SIDES * 5 + 1] = "";
+	size_t used = 0;
+
+	for (uint32_t kind = 0; kind < plan->n_sides; kind++)
+		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%u",
+					 kind ? "," : "", plan->side_pages[kind]);
+	return used ? add_field(fingerprint, 8, text, why) : 0;
+}
+
 static int make_fingerprint(const struct kvt_config *config, struct kvt_pool_plan *plan,
 			    char why[KVT_WHY_BYTES])
 {
@@ -251,6 +265,9 @@ static int make_fingerprint(const struct kvt_config *config, struct kvt_pool_pla
 		if (error)
 			return error;
 	}
+	error = add_sides(text, plan, why);
+	if (error)
+		return error;
 	if (strlen(text) >= sizeof(plan->fingerprint)) {
 		snprintf(why, KVT_WHY_BYTES, "with the fields of the geometry the fingerprint has "
 			 "%zu characters; %zu are allowed: shorten the option, by digests for "
@@ -266,6 +283,8 @@ int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *
 {
 	int error = take_scales(config, &plan->geometry, why);
 
+	if (!error)
+		error = kvt_config_sides(config, &plan->n_sides, plan->side_pages, why);
 	return error ? error : make_fingerprint(config, plan, why);
 }
 

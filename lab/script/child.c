@@ -109,7 +109,7 @@ static void add_answer(struct child *child, const struct kvt_result *result, con
 	struct kvt_script_answer answer = { .result = *result };
 	struct kvt_result *out = &answer.result;
 
-	out->pages = out->twins = NULL;
+	out->pages = out->twins = out->sides = NULL;
 	if (text)
 		snprintf(answer.text, sizeof(answer.text), "%s", text);
 	kvt_text_add(&child->answers, (const char *)&answer, sizeof(answer));
@@ -119,6 +119,9 @@ static void add_answer(struct child *child, const struct kvt_result *result, con
 	if (out->n_twins)
 		kvt_text_add(&child->answers, (const char *)result->twins,
 			     out->n_twins * 2 * sizeof(uint32_t));
+	if (out->n_sides)
+		kvt_text_add(&child->answers, (const char *)result->sides,
+			     out->n_sides * sizeof(uint32_t));
 	child->n_answers++;
 }
 
@@ -221,7 +224,8 @@ static void do_call(struct child *child, const struct kvt_script_command *comman
 	struct kvt_request request = {
 		.op = command->op, .flags = command->flags, .n_keys = command->n_keys,
 		.keys = command->n_keys ? payload->keys : NULL,
-		.pages = payload->pages, .n_pages = command->n_pages,
+		.pages = payload->pages, .n_pages = command->n_sides ? 0 : command->n_pages,
+		.sides = (const struct kvt_side *)payload->pages, .n_sides = command->n_sides,
 		.arg = command->arg, .handle = command->handle, .lease = command->lease,
 		.fence = command->fence, .priority = command->priority,
 		.ttl_ms = command->ttl_ms, .user_data = command->user_data,

@@ -30,7 +30,7 @@ static struct kvt_script_waiting *waiting_add(struct kvt_script *script,
 	*waiting = (struct kvt_script_waiting){
 		.user_data = ++script->last_user_data, .line = script->line, .verb = line->verb,
 		.bind = line->bind ? kvt_tool_copy(line->bind, strlen(line->bind)) : NULL,
-		.lease = lease,
+		.lease = lease, .sides = line->n_places > 0,
 	};
 	*at = waiting;
 	return waiting;

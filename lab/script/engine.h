@@ -77,6 +77,7 @@ struct kvt_script_waiting {
 	int verb;
 	char *bind; /* owned, may be NULL */
 	struct kvt_lease lease;
+	bool sides; /* its pages are side pages that were not taken */
 	struct kvt_script_waiting *next;
 };
 

@@ -297,6 +297,28 @@ static int resolve_references(const struct kvt_script_names *names,
 	return rc;
 }
 
+/* Make pairs of the places of sides= and the pages, one for each. */
+static int pair_sides(const struct kvt_script_line *line, struct kvt_script_command *command,
+		      uint32_t **pages, char *why, size_t why_bytes)
+{
+	struct kvt_side *sides = kvt_tool_grow(NULL, line->n_places, sizeof(*sides));
+	uint32_t given = command->n_pages;
+
+	for (uint32_t i = 0; i < line->n_places && i < given; i++)
+		sides[i] = (struct kvt_side){ line->places[i], (*pages)[i] };
+	free(*pages);
+	*pages = (uint32_t *)sides;
+	command->n_sides = line->n_places;
+	command->n_pages = 2 * line->n_places;
+	if (given == line->n_places)
+		return 0;
+	snprintf(why, why_bytes, "sides= names %u places and pages= %u pages: one page for each, "
+		 "0 to drop what is there", line->n_places, given);
+	free(*pages);
+	*pages = NULL;
+	return -EINVAL;
+}
+
 int kvt_script_resolve(const struct kvt_script_names *names, const struct kvt_script_line *line,
 		       struct kvt_script_command *command, uint32_t **ret_pages, char *why,
 		       size_t why_bytes)
@@ -311,5 +333,7 @@ int kvt_script_resolve(const struct kvt_script_names *names, const struct kvt_sc
 	}
 	command->n_pages = (uint32_t)(pages.used / sizeof(uint32_t));
 	*ret_pages = (uint32_t *)pages.bytes;
-	return 0;
+	return line->given & (1u << KVT_PARAMETER_SIDES) ?
+		       pair_sides(line, command, ret_pages, why, why_bytes) :
+		       0;
 }

@@ -17,7 +17,7 @@
 #define BIT(e) (1u << KVT_PARAMETER_##e)
 enum {
 	P_NS = BIT(NS), P_ROOT = BIT(ROOT), P_KEYS = BIT(KEYS), P_PAGES = BIT(PAGES),
-	P_LEASE = BIT(LEASE), P_HANDLE = BIT(HANDLE), P_EXTRA = BIT(EXTRA),
+	P_SIDES = BIT(SIDES), P_LEASE = BIT(LEASE), P_HANDLE = BIT(HANDLE), P_EXTRA = BIT(EXTRA),
 	P_COMPUTED = BIT(COMPUTED), P_N = BIT(N),
 	P_PRIORITY = BIT(PRIORITY), P_TTL = BIT(TTL), P_FENCE = BIT(FENCE), P_SLOT = BIT(SLOT),
 	P_VALUE = BIT(VALUE), P_MS = BIT(MS), P_LABEL = BIT(LABEL),
@@ -198,6 +198,43 @@ static int pages_parse(struct reader *reader, struct word value)
 	return 0;
 }
 
+/* Parse PAGE:KIND or FIRST..LAST:KIND. */
+static int places_parse(struct reader *reader, struct word item, uint32_t *room)
+{
+	struct kvt_script_line *line = reader->line;
+	struct word kind = item, pages = word_cut(&kind, ':');
+	struct kvt_run run;
+	uint32_t number;
+	int rc = kvt_run_parse("sides", pages.at, pages.n, &run, reader->why, reader->why_bytes);
+
+	if (rc)
+		return rc;
+	if (number_u32(kind, &number) || number >= KVT_MAX_SIDES || run.repeat != 1 ||
+	    run.last > UINT32_MAX / KVT_MAX_SIDES)
+		return refuse(reader, "sides: '%.*s' is not PAGE:KIND (kind 0 to %u)",
+			      shown(item), item.at, KVT_MAX_SIDES - 1);
+	if (run.last - run.first >= reader->max_keys - line->n_places)
+		return refuse(reader, "sides: more than %u places", reader->max_keys);
+	for (uint32_t page = run.first; page <= run.last; page++) {
+		if (line->n_places == *room) {
+			*room = *room * 2 + 16;
+			line->places = kvt_tool_grow(line->places, *room, sizeof(*line->places));
+		}
+		line->places[line->n_places++] = KVT_SIDE_PLACE(page, number);
+	}
+	return 0;
+}
+
+static int sides_parse(struct reader *reader, struct word value)
+{
+	uint32_t room = 0;
+	int rc = 0;
+
+	while (value.n > 0 && rc == 0)
+		rc = places_parse(reader, word_cut(&value, ','), &room);
+	return rc;
+}
+
 /* Parse a name, or `n` numbers with colons between. */
 static int reference_parse(struct reader *reader, int parameter, struct word value, size_t n,
 			   struct kvt_script_reference *ret_reference)
@@ -287,6 +324,8 @@ static int value_parse(struct reader *reader, int parameter, struct word value)
 				      &line->n_keys, reader->why, reader->why_bytes);
 	case KVT_PARAMETER_PAGES:
 		return pages_parse(reader, value);
+	case KVT_PARAMETER_SIDES:
+		return sides_parse(reader, value);
 	case KVT_PARAMETER_LEASE:
 		return reference_parse(reader, parameter, value, 2, &line->lease);
 	case KVT_PARAMETER_HANDLE:
@@ -480,6 +519,7 @@ void kvt_script_line_clear(struct kvt_script_line *line)
 	free(line->label);
 	free(line->keys);
 	free(line->pages);
+	free(line->places);
 	free(line->lease.name);
 	free(line->handle.name);
 	*line = (struct kvt_script_line){ .verb = -1 };

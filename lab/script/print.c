@@ -139,12 +139,15 @@ static void put_begin(struct kvt_script *script, uint32_t page_size,
 	kvt_json_u64(json, "shared", result->shared);
 	kvt_json_u64(json, "evicted", result->evicted);
 	put_table(json, table);
+	if (result->n_sides)
+		kvt_json_u32_list(json, "sides", result->sides, result->n_sides);
 	put_wait(json, result);
 }
 
-static void put_commit(struct kvt_script *script, struct kvt_lease lease,
+static void put_commit(struct kvt_script *script, const struct kvt_script_waiting *waiting,
 		       const struct kvt_result *result)
 {
+	struct kvt_lease lease = waiting->lease;
 	struct kvt_json *json = &script->json;
 	struct kvt_script_table *table = kvt_script_table_find(&script->names, lease);
 
@@ -154,10 +157,13 @@ static void put_commit(struct kvt_script *script, struct kvt_lease lease,
 	kvt_json_u64(json, "advanced", result->advanced);
 	kvt_json_u64(json, "sealed", result->sealed);
 	kvt_json_u64(json, "duplicates", result->duplicates);
+	if (waiting->sides)
+		kvt_json_u32_list(json, "not_taken", result->pages, result->n_pages);
 	if (!table)
 		return;
-	put_swapped(json, table, result);
-	if (result->n_pages)
+	if (!waiting->sides)
+		put_swapped(json, table, result);
+	if (result->n_pages && !waiting->sides)
 		table_replace(table, result->pages, result->n_pages);
 	table->cached += result->sealed + result->duplicates;
 	put_table(json, table);
@@ -183,8 +189,10 @@ static void put_match(struct kvt_json *json, const struct kvt_result *result)
 {
 	put_handle(json, result->handle);
 	kvt_json_u64(json, "matched", result->matched);
-	if (result->op == KVT_OP_MATCH)
+	if (result->op == KVT_OP_MATCH) {
+		kvt_json_u64(json, "usable", result->usable);
 		kvt_json_u64(json, "announced", result->announced);
+	}
 	if (!result->lease.index)
 		return;
 	put_lease(json, result->lease);
@@ -207,9 +215,9 @@ static void put_insert(struct kvt_json *json, const struct kvt_result *result)
 static void put_page(struct kvt_json *json, const struct kvt_result *result)
 {
 	static const char *const states[] = { "free", "private", "cached", "quarantined",
-					      "scratch" };
+					      "scratch", "side" };
 
-	kvt_json_string(json, "state", result->state < 5 ? states[result->state] : "unknown");
+	kvt_json_string(json, "state", result->state < 6 ? states[result->state] : "unknown");
 	kvt_json_u64(json, "owner", result->owner);
 	kvt_json_u64(json, "sealer", result->sealer);
 	kvt_json_u64(json, "locks", result->lock_ref);
@@ -285,7 +293,7 @@ static void put_result(struct kvt_script *script, uint32_t page_size,
 		return result->flags & KVT_CQE_ASYNC ? put_notice(json, result) :
 						       put_begin(script, page_size, result);
 	case KVT_OP_COMMIT:
-		return put_commit(script, waiting->lease, result);
+		return put_commit(script, waiting, result);
 	case KVT_OP_EXTEND:
 		return put_extend(script, waiting->lease, result);
 	case KVT_OP_END:

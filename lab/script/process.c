@@ -94,10 +94,11 @@ static int receive_answer(int fd, struct kvt_script_answer *answer, uint32_t **r
 	*ret_list = NULL;
 	if (kvt_script_receive(fd, answer, sizeof(*answer)))
 		return -EPIPE;
-	n = answer->result.n_pages + 2 * (size_t)answer->result.n_twins;
+	n = answer->result.n_pages + 2 * (size_t)answer->result.n_twins + answer->result.n_sides;
 	*ret_list = kvt_tool_grow(NULL, n, sizeof(uint32_t));
 	answer->result.pages = *ret_list;
 	answer->result.twins = *ret_list + answer->result.n_pages;
+	answer->result.sides = answer->result.twins + 2 * (size_t)answer->result.n_twins;
 	return kvt_script_receive(fd, *ret_list, n * sizeof(uint32_t));
 }
 

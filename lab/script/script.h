@@ -49,7 +49,8 @@
 	  P_NS | P_ROOT | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)      \
 	X(BEGIN, "begin", KVT_OP_BEGIN,                                                          \
 	  P_NS | P_ROOT | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE, 0, 1)                        \
-	X(COMMIT, "commit", KVT_OP_COMMIT, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE,              \
+	X(COMMIT, "commit", KVT_OP_COMMIT,                                                       \
+	  P_LEASE | P_COMPUTED | P_KEYS | P_FENCE | P_SIDES | P_PAGES,                           \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
 	X(EXTEND, "extend", KVT_OP_EXTEND, P_LEASE | P_N | P_PAGES, P_LEASE, 1)                  \
 	X(END, "end", KVT_OP_END, P_LEASE | P_COMPUTED | P_KEYS | P_FENCE, P_LEASE, 1)           \
@@ -72,6 +73,7 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 	X(ROOT, "root", "a number")                                                              \
 	X(KEYS, "keys", "a comma list of u32 values, ranges 1..9 and repeats 7x100")             \
 	X(PAGES, "pages", "a comma list of page numbers, ranges, bound names and slices x[0..3]") \
+	X(SIDES, "sides", "a comma list of PAGE:KIND or FIRST..LAST:KIND, pages counted from 0")                       \
 	X(LEASE, "lease", "a bound name or INDEX:GENERATION")                                    \
 	X(HANDLE, "handle", "a bound name or NODE:GENERATION:POSITIONS")                         \
 	X(EXTRA, "extra", "a number of positions")                                               \
@@ -122,6 +124,8 @@ struct kvt_script_line {
 	uint32_t n_keys;
 	struct kvt_script_run *pages;
 	uint32_t n_page_runs;
+	uint32_t *places;  /* of sides= */
+	uint32_t n_places;
 	struct kvt_script_reference lease, handle;
 	struct kvt_fence fence;
 	uint64_t number[KVT_PARAMETER_COUNT]; /* of plain numbers */
@@ -155,6 +159,7 @@ struct kvt_script_command {
 	uint32_t op, flags, arg;
 	uint32_t n_text; /* bytes: namespace text, label, or step; then keys, then pages */
 	uint32_t n_keys, n_pages;
+	uint32_t n_sides; /* if not 0, `pages` are struct kvt_side */
 	uint32_t namespace_id; /* with ns_number */
 	uint32_t ns_number;
 	uint32_t ttl_ms;

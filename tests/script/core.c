@@ -106,7 +106,7 @@ static int start(const char *options)
 	struct kvt_config config;
 	struct kvt_core_config core = { .max_sessions = INSIDE_CLIENTS, .n_leases = 256,
 					.n_pending = 64 };
-	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
+	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL, why[KVT_WHY_BYTES];
 	int rc = 0;
 
 	kvt_config_init(&config);
@@ -130,6 +130,11 @@ static int start(const char *options)
 	core.disabled = !config.caching;
 	core.coalesce_threshold = (uint32_t)config.coalesce_threshold;
 	core.patience_ns = (uint64_t)config.coalesce_patience_ms * 1000000;
+	rc = kvt_config_sides(&config, &core.n_sides, core.side_pages, why);
+	if (rc) {
+		fprintf(stderr, "core: %s\n", why);
+		return rc;
+	}
 	inside_init(&inside, &core);
 	if (inside.sizes.arena_bytes + inside.sizes.ledger_bytes <= COMPARED_BYTES) {
 		arena_before = inside_memory(inside.sizes.arena_bytes);
@@ -221,8 +226,9 @@ static void add_answer(struct kvt_script_returned *reply, const struct kvt_resul
 		       const char *text)
 {
 	uint32_t n = reply->head.n_answers++, twins = 2 * result->n_twins;
+	uint32_t words = result->n_pages + twins;
 	struct kvt_script_answer *answer;
-	uint32_t *list = kvt_tool_grow(NULL, result->n_pages + twins, sizeof(*list));
+	uint32_t *list = kvt_tool_grow(NULL, words + result->n_sides, sizeof(*list));
 
 	reply->answers = kvt_tool_grow(reply->answers, n + 1, sizeof(*reply->answers));
 	reply->lists = kvt_tool_grow(reply->lists, n + 1, sizeof(*reply->lists));
@@ -234,8 +240,11 @@ static void add_answer(struct kvt_script_returned *reply, const struct kvt_resul
 		memcpy(list, result->pages, result->n_pages * sizeof(*list));
 	if (twins)
 		memcpy(list + result->n_pages, result->twins, twins * sizeof(*list));
+	if (result->n_sides)
+		memcpy(list + words, result->sides, result->n_sides * sizeof(*list));
 	answer->result.pages = list;
 	answer->result.twins = list + result->n_pages;
+	answer->result.sides = result->sides ? list + words : NULL;
 }
 
 /* Take all answers: only deferred operations are in flight. */
@@ -257,7 +266,9 @@ static void do_call(struct inside_session *s, const struct kvt_script_command *c
 {
 	struct kvt_request request = {
 		.op = command->op, .flags = command->flags, .n_keys = command->n_keys,
-		.keys = keys, .pages = pages, .n_pages = command->n_pages, .arg = command->arg,
+		.keys = keys, .pages = pages, .arg = command->arg,
+		.n_pages = command->n_sides ? 0 : command->n_pages,
+		.sides = (const struct kvt_side *)pages, .n_sides = command->n_sides,
 		.handle = command->handle, .lease = command->lease, .fence = command->fence,
 		.priority = command->priority, .ttl_ms = command->ttl_ms,
 		.user_data = command->user_data, .root_key = command->root_key,

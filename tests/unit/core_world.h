@@ -80,7 +80,7 @@ struct answer {
 	bool deferred;   /* it waits for its fence: nothing else here is set */
 	struct handle handle;
 	uint32_t lease, lease_generation;
-	uint32_t matched, announced, reusable, existed, inserted, evicted, n_twins;
+	uint32_t matched, announced, usable, reusable, existed, inserted, evicted, n_twins;
 	uint32_t next, advanced, sealed, duplicates, freed, n_list;
 	uint32_t state, owner, sealer, lock_ref, problems;
 	struct kvt_cqe cqe;

@@ -282,7 +282,9 @@ static inline struct kvt_client *inside_connect(struct inside *inside, uint32_t 
 	parts.info = (struct kvt_info){ .page_size = inside->config.page_size,
 					.n_pages = inside->config.n_pages,
 					.arena_visible = true,
-					.test_clock = true };
+					.test_clock = true,
+					.n_sides = inside->config.n_sides };
+	memcpy(parts.info.side_pages, inside->config.side_pages, sizeof(parts.info.side_pages));
 	pthread_mutex_lock(&inside->lock);
 	INSIDE_CHECK(kvt_core_session_open(inside->core, &peer, &view, inside->now_ns,
 					   &s->session) == 0);

@@ -363,10 +363,12 @@ TEST_WITH(what_the_library_cannot_say_it_refuses, setup, teardown)
 {
 	struct kvt_client *client = world.client;
 	uint32_t keys[8] = { 0 }, pages[2] = { 1, 2 };
+	const struct kvt_side side = { KVT_SIDE_PLACE(0, 0), 1 };
 	struct kvt_request bad[] = {
 		{ .op = 300 },
 		{ .op = KVT_OP_NOP, .flags = 1u << 16 },
-		{ .op = KVT_OP_NOP, .reserved = 1 },
+		{ .op = KVT_OP_COMMIT, .flags = KVT_F_SIDES },
+		{ .op = KVT_OP_COMMIT, .sides = &side, .n_sides = 1 }, /* the daemon has none */
 		{ .op = KVT_OP_MATCH, .n_keys = 4 },
 		{ .op = KVT_OP_FREE, .n_pages = 4 },
 		{ .op = KVT_OP_FREE, .fence = { 256, 0 } },
