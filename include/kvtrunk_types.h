@@ -20,7 +20,7 @@
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
 #define KVT_MAX_RANKS 16u       /* processes of one group: a rank for each slab */
 #define KVT_MIRROR_MESSAGE_MAX 16384u /* bytes of one message of kvt_mirror_write() */
-#define KVT_MAX_SIDES 8u        /* kinds of side pages: vLLM plans up to 7 groups beside the first */
+#define KVT_MAX_SIDES 8u        /* kinds of side pages: engines plan up to 7 beside the first */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
@@ -79,7 +79,7 @@ enum kvt_sqe_flag {
 #define KVT_SIDE_INDEX(place) ((place) / KVT_MAX_SIDES)
 #define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
 
-/** A side page for a place: a private page in no lease, or KVT_NONE to drop the one that is there. */
+/** A side page for a place: a private page in no lease, or KVT_NONE to drop what is there. */
 struct kvt_side {
 	uint32_t place;
 	uint32_t page;

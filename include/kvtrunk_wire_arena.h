@@ -207,8 +207,8 @@ struct kvt_page_record {
 	uint32_t slot;        /* its slot when CACHED, else KVT_NONE. A side page has none */
 	uint32_t state : 8;   /* enum kvt_page_state: the low bits */
 	uint32_t sealer : 24; /* number of the session that sealed it; 0: unknown */
-	uint32_t parent;      /* page in front on the path, 0 at a root; of a side page the page that
-				 it hangs on. Constant while CACHED */
+	uint32_t parent;      /* page in front on the path, 0 at a root; of a side page its main
+				 page. Constant while CACHED */
 	uint32_t reserved;
 };
 #define KVT_SEALER_MASK 0xffffffu

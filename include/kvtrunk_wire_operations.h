@@ -145,7 +145,7 @@ enum kvt_list_size {
 	X(COMMIT, commit,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |             \
 	  KVT_TAKES_FENCE,                                                                \
-	  KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES, KVT_LIST_TABLE,                     \
+	  KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES, KVT_LIST_TABLE,       \
 	  W(next) W(advanced) W(sealed) W(duplicates))                                    \
 	X(EXTEND, extend,                                                                 \
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_PAGES | KVT_TAKES_LIST |           \

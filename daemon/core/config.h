@@ -37,7 +37,7 @@ struct kvt_core_config {
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */
 	uint32_t n_sides;       /* kinds of side pages, 0..KVT_MAX_SIDES */
-	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: trailing pages of a path that need one, 1..1024 */
+	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: last pages of a path that need one */
 	bool disabled;          /* everything misses, nothing is cached */
 	uint32_t coalesce_threshold; /* positions: for so few, or fewer, no BEGIN waits */
 	uint64_t patience_ns; /* no BEGIN waits for a lease without a seal for so long; 0: any */

@@ -40,7 +40,8 @@ bool kvt_entry_begins_lease(const struct kvt_sqe *sqe);
 bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe);
 
 /** True if an entry's keys, list and page numbers lie inside the session's areas. */
-static inline bool kvt_entry_areas_ok(const struct kvt_core *core, const struct kvt_op_context *op)
+static inline bool kvt_entry_areas_ok(const struct kvt_core *core,
+				      const struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 
@@ -70,8 +71,9 @@ static inline void kvt_entry_sides(struct kvt_core *core, struct kvt_op_context 
 }
 
 /** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area.
- * op->root_key is a copy, as are the pairs of a COMMIT. A logged operation runs on a copy of its keys, too: the client may change
- * them at any moment, and the log must hold those that were used. */
+ * op->root_key is a copy, as are the pairs of a COMMIT. A logged operation runs on a copy of its
+ * keys, too: the client may change them at any moment, and the log must hold those that were
+ * used. */
 static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;

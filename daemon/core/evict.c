@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Make room: reclaim detached nodes first, then evict the policy's victims, each from its last page
- * backwards and only as far as needed. A page takes its side pages along, so the last one may free more. */
+ * backwards and only as far as needed. A page takes its side pages along, so the last one may free
+ * more. */
 
 #include "daemon/core/detach.h"
 #include "daemon/core/evict.h"

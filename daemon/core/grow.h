@@ -16,7 +16,8 @@ struct kvt_need {
 	uint32_t runs;  /* nodes for the new run, as slots are free now */
 	uint32_t spare; /* 1: pages are evicted after this, and the last victim keeps its node */
 	uint32_t new_pages; /* what `runs` was computed from */
-	uint32_t evict_pages; /* pages that will be evicted after this: all but side pages give a slot */
+	uint32_t evict_pages; /* pages that will be evicted after this; each but a side page gives a
+				 slot, too */
 	uint32_t wish;
 	uint32_t path_nodes; /* unlocked nodes on the path: not to be evicted for it */
 	uint64_t path_pages; /* evictable pages that would become locked */

@@ -8,7 +8,8 @@
  * successor recovers from. Clients never get it.
  *
  * Primary facts in the arena: node records (parent, run, sealed count, flags, generation, times,
- * policy fields), keys and pages of their runs, namespaces in use, the epoch, monotonic counters.
+ * policy fields), keys and pages of their runs, side pages of these, namespaces in use, the epoch,
+ * monotonic counters.
  * Primary facts in the ledger: sessions, their processes and namespaces, leases with tails and
  * lists of pages, page owners, pending operations, labels, and the last numbers given (seq, clock,
  * tickets). Everything else is derived, and marked so below: a successor recomputes it without

@@ -2,8 +2,8 @@
 
 /* Side pages (side.h), and how many a node has.
  *
- * Inputs are pages of nodes; nothing is refused here. Invariants: `sides` is a fact and saved before
- * it changes; sides_in counts a node's side pages, and side_top is above the last page that has
+ * Inputs are pages of nodes; nothing is refused here. Invariants: `sides` is a fact, and is saved
+ * before it changes; sides_in counts a node's side pages; side_top is above the last page that has
  * one. Callers: COMMIT (attach.c), nodes (tree.c), what a path needs (grow.c). */
 
 #include "daemon/core/page.h"

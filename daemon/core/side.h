@@ -6,8 +6,8 @@
  * @file side.h
  * Side pages: cached pages that hang on a page of a node, at most one of each kind.
  *
- * They hold what layers with windows or states need to continue behind that page. They have no slot,
- * no lock and no recency: they live and leave with the page that they hang on.
+ * They hold what layers with windows or states need to continue behind that page. They have no
+ * slot, no lock and no recency: they live and leave with the page that they hang on.
  */
 
 #include "daemon/core/state.h"

@@ -99,7 +99,7 @@ struct kvt_core {
 	struct kvt_core_config config;
 	struct kvt_core_hooks hooks;
 	uint32_t ps; /* page size */
-	uint32_t n_sides; /* kinds of side pages; 0: `sides` and what is derived from it are not there */
+	uint32_t n_sides; /* kinds of side pages; 0: `sides` and what derives from it is empty */
 
 	struct kvt_arena_header *arena;
 	struct kvt_node *nodes;
@@ -134,7 +134,7 @@ struct kvt_core {
 	uint64_t epoch_leases; /* leases of the running epoch */
 	uint64_t cut_leases;   /* leases of it on detached paths */
 	uint32_t *sides_in;    /* [node]: side pages of its pages */
-	uint32_t *side_top;    /* [node]: no page of its run from this page of the path on has one */
+	uint32_t *side_top;    /* [node]: no page of its run from this one of the path on has any */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
 	struct kvt_remains *remains; /* [node] */
 	struct kvt_fifo free_pending;

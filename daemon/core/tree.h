@@ -30,8 +30,8 @@ void kvt_node_merge(struct kvt_core *core, uint32_t upper, uint32_t lower);
  * leaf is freed. `why` chooses the counter of the pages: the flags of the leaf's detached top, or 0
  * to evict. Returns how many pages became free. */
 uint32_t kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n, uint32_t why);
-/** The fewest last pages of a node that are `most` pages with their side pages, or more; all of them
- * if they are fewer. */
+/** The fewest last pages of a node that are `most` pages with their side pages, or more; all if
+ * they are fewer. */
 uint32_t kvt_node_last(const struct kvt_core *core, uint32_t node, uint32_t most);
 /** Give the first announced slot of a node its page: readers see it from now on. */
 void kvt_node_seal(struct kvt_core *core, uint32_t node, uint32_t page);

@@ -20,7 +20,7 @@ uint64_t kvt_undo_capacity(const struct kvt_core_config *c)
 			  ENTRY(sizeof(uint64_t))) * (c->max_nodes + 8ull);
 
 	words += RUNS(4ull * c->n_slots, 2 * (c->max_nodes + 8ull));
-	/* A page's side pages leave with it; a COMMIT takes each page once, and may drop it then. */
+	/* Side pages leave with their page. A COMMIT takes a page once, and may drop it then. */
 	if (c->n_sides > 0)
 		words += 2ull * c->n_pages * ENTRY(4ull * c->n_sides);
 	/* Overwritten keys: as many as one operation announces, in as many runs as it needs. */

@@ -105,8 +105,8 @@ static bool own_too(const struct kvt_op_context *op)
 }
 
 /** True if waiting for this lease helps the caller, whose keys are those of the first `goal` pages.
- * Never its own session, except for NO_WAIT. Where pages have sides, a path that leaves the caller's
- * keys has none at the place where it leaves them: the caller could not continue there. */
+ * Never its own session, except for NO_WAIT. Where pages have sides, the path must end inside the
+ * caller's keys: it gets side pages at its end, and the caller continues there. */
 static bool computes_for(struct kvt_core *core, uint32_t id, uint32_t goal,
 			 const struct kvt_op_context *op)
 {

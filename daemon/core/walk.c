@@ -184,7 +184,7 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 
 /* ---- where a reader can continue */
 
-/** True if a page of the path lacks a side page that a reader behind its first `end` pages needs. */
+/** True if page `at` of a path lacks a side page that a reader behind its first `end` needs. */
 static bool lacks_side(const struct kvt_core *core, uint32_t page, uint32_t at, uint32_t end)
 {
 	const uint32_t *sides = kvt_sides_of(core, page);

@@ -26,7 +26,7 @@ struct kvt_pool_plan {
 	uint32_t page_size;
 	uint32_t n_pages;
 	uint32_t n_slabs;
-	char fingerprint[KVT_FINGERPRINT_BYTES]; /* the option, with the fields of geometry and sides */
+	char fingerprint[KVT_FINGERPRINT_BYTES]; /* the option, with fields of geometry and sides */
 	uint32_t n_sides; /* kinds of side pages */
 	uint32_t side_pages[KVT_MAX_SIDES]; /* of each: trailing pages of a path that need one */
 };
@@ -35,7 +35,7 @@ struct kvt_pool_plan {
 int kvt_pool_plan_shape(const struct kvt_config *config, struct kvt_pool_plan *ret_plan,
 			char why[KVT_WHY_BYTES]);
 
-/** Fill scales, sides and fingerprint, after the shape. -EINVAL, or the errno of opening the file. */
+/** Fill scales, sides and fingerprint, after the shape. -EINVAL, or why a file does not open. */
 int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *plan,
 			 char why[KVT_WHY_BYTES]);
 

@@ -420,6 +420,7 @@ static void displace(struct kvt_oracle *o, struct model_lease *lease, uint32_t i
 
 static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t computed)
 {
+	bool looks_on = !lease->force_miss && o->config.n_sides == 0;
 	uint32_t ps = o->config.page_size;
 	uint32_t i;
 
@@ -437,7 +438,7 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 		model_page_cache(o, lease->table[i], node->id);
 		o->run.sealed++;
 	}
-	for (; !lease->force_miss && !o->config.n_sides && (uint64_t)(i + 1) * ps < lease->known; i++) {
+	for (; looks_on && (uint64_t)(i + 1) * ps < lease->known; i++) {
 		uint32_t twin = model_page_at(o, lease->node, i);
 
 		if (!twin)

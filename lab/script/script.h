@@ -73,7 +73,7 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 	X(ROOT, "root", "a number")                                                              \
 	X(KEYS, "keys", "a comma list of u32 values, ranges 1..9 and repeats 7x100")             \
 	X(PAGES, "pages", "a comma list of page numbers, ranges, bound names and slices x[0..3]") \
-	X(SIDES, "sides", "a comma list of PAGE:KIND or FIRST..LAST:KIND, pages counted from 0")                       \
+	X(SIDES, "sides", "a comma list of PAGE:KIND or FIRST..LAST:KIND, from 0 on")             \
 	X(LEASE, "lease", "a bound name or INDEX:GENERATION")                                    \
 	X(HANDLE, "handle", "a bound name or NODE:GENERATION:POSITIONS")                         \
 	X(EXTRA, "extra", "a number of positions")                                               \

@@ -439,7 +439,7 @@ static void put_progress(struct shot *shot, const struct sim_lease *lease)
 		shot->sqe.flags |= KVT_F_KEEP;
 }
 
-/* Places of a point at the end of what is computed, as far as the session has pages, then others. */
+/* Places of a point at the end of what is computed, if the session has pages, then others. */
 static uint32_t choose_places(struct shot *shot, uint32_t *places, uint32_t most)
 {
 	const struct kvt_core_config *c = &shot->sim->config;
