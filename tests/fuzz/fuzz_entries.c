@@ -17,6 +17,7 @@
 #define KEYS 256u
 #define LIST 128u
 #define LOOSE 192u
+#define SIDES 212u /* behind 16 pages */
 
 struct input {
 	const uint8_t *bytes;
@@ -116,7 +117,7 @@ static const struct {
 	[KVT_OP_INSERT] = { NS | FENCE | LIST_, KVT_F_LOCK | KVT_F_CHUNKED },
 	[KVT_OP_BEGIN] = { NS | KEYS_ | ARG | LIST_,
 			   KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_OWN_STREAM },
-	[KVT_OP_COMMIT] = { LEASE | ARG | FENCE | LIST_, KVT_F_CHUNKED | KVT_F_KEEP },
+	[KVT_OP_COMMIT] = { LEASE | ARG | FENCE | LIST_, KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_SIDES },
 	[KVT_OP_EXTEND] = { LEASE | ARG | LIST_, KVT_F_OWN_STREAM },
 	[KVT_OP_END] = { LEASE | FENCE, 0 },
 	[KVT_OP_REMOVE] = { NS | KEYS_, 0 },
@@ -127,6 +128,20 @@ static const struct {
 	[KVT_OP_LEAVE] = { NS, 0 },
 	[KVT_OP_SUSPECT] = { ARG, 0 },
 };
+
+/* Pairs of places and pages of the last ALLOC; some drop what is there. */
+static void name_sides(struct client *client, struct input *input)
+{
+	uint32_t *at = client->keys + SIDES;
+
+	*at++ = client->n_loose;
+	for (uint32_t i = 0; i < client->n_loose; i++) {
+		uint32_t place = take(input, 1);
+
+		*at++ = place & 63;
+		*at++ = place & 128 ? KVT_NONE : client->keys[LOOSE + i];
+	}
+}
 
 /* An entry as an honest client would write it, with values from the input. */
 static void honest(struct client *client, struct input *input, struct kvt_sqe *sqe)
@@ -172,6 +187,10 @@ static void honest(struct client *client, struct input *input, struct kvt_sqe *s
 		sqe->keys_offset = take(input, 1) % 32;
 		sqe->flags |= how & 16 ? KVT_F_TTL : 0;
 		sqe->ttl_ms = how & 16 ? 1 + take(input, 1) : 0;
+	} else if (op == KVT_OP_COMMIT && sqe->flags & KVT_F_SIDES) {
+		sqe->flags |= KVT_F_KEEP | KVT_F_NO_LIST;
+		sqe->keys_offset = SIDES;
+		name_sides(client, input);
 	} else if (op == KVT_OP_END && how & 16) {
 		sqe->flags = KVT_F_COMMIT;
 		sqe->arg = take(input, 1);
@@ -269,6 +288,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	const char *why;
 
 	config.policy = take(&input, 1) % KVT_POLICY_COUNT;
+	config.n_sides = take(&input, 1) % 3;
+	config.side_pages[0] = 1;
+	config.side_pages[1] = 2;
 	KVT_ASSERT(kvt_core_plan(&config, &sizes, &why) == 0);
 	if (!arena) {
 		arena = aligned_alloc(KVT_LINE, (sizes.arena_bytes + 127) / 128 * 128);
