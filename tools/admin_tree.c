@@ -158,6 +158,8 @@ static void node_json(struct kvt_json *json, const struct tree *tree,
 	kvt_json_u64(json, "start", (uint64_t)node->start * tree->page_size);
 	kvt_json_u64(json, "pages", pages);
 	kvt_json_u64(json, "sealed", node->sealed);
+	kvt_json_u64(json, "side_pages", node->side_pages);
+	kvt_json_u64(json, "point", (uint64_t)node->point * tree->page_size);
 	kvt_json_u64(json, "children", node->n_children);
 	kvt_json_u64(json, "locks", node->lock_ref);
 	kvt_json_u64(json, "hits", node->hits);
@@ -212,7 +214,7 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 {
 	const struct tree *tree = drawing->tree;
 	const struct kvt_admin_node *top = &tree->nodes[node], *at = top;
-	uint64_t pages = 0, sealed = 0, begin = (uint64_t)top->start * tree->page_size;
+	uint64_t pages = 0, sealed = 0, point = 0, begin = (uint64_t)top->start * tree->page_size;
 	uint32_t n_nodes = 0, hits = top->hits, shown;
 	char age[32];
 
@@ -220,6 +222,7 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 		tree->drawn[node] = true;
 		pages += at->n_slots;
 		sealed += at->sealed;
+		point = at->point ? (uint64_t)at->point * tree->page_size : point;
 		hits = at->hits > hits ? at->hits : hits;
 		n_nodes++;
 		if (!continues(tree, node))
@@ -231,6 +234,8 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 	       (unsigned long long)(begin + pages * tree->page_size), (unsigned long long)pages);
 	if (sealed < pages)
 		printf(" (%llu announced)", (unsigned long long)(pages - sealed));
+	if (point)
+		printf(" *%llu", (unsigned long long)point);
 	shown = top->n_slots * tree->page_size;
 	if (top->root_key)
 		printf("  root key %llu", (unsigned long long)top->root_key);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 
@@ -25,6 +26,17 @@ const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core)
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
 {
 	return &core->effort;
+}
+
+/** Pages of the path up to a node's last page with all kinds of side pages; 0: none. */
+static uint32_t last_point(const struct kvt_core *core, const struct kvt_node *node)
+{
+	uint32_t at = core->n_sides > 0 ? node->sealed : 0;
+
+	while (at > 0 && kvt_sides_count_of(core, core->slot_pages[node->first_slot + at - 1]) <
+				 core->n_sides)
+		at--;
+	return at > 0 ? node->start + at : 0;
 }
 
 bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t now_ns,
@@ -52,6 +64,8 @@ bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t n
 		.hits = node->hits,
 		.priority = node->priority,
 		.root_key = kvt_root_key_of(core, id),
+		.side_pages = kvt_sides_count(core, id, node->sealed),
+		.point = last_point(core, node),
 		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
 		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
 		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :

@@ -73,6 +73,7 @@ class Info:
     rank: int
     n_ranks: int
     sealer: int
+    side_pages: tuple[int, ...] = ()
 
 
 _BACKENDS = {lib.KVT_POOL_HOST: "host", lib.KVT_POOL_CUDA_IPC: "cuda-ipc",
@@ -89,7 +90,7 @@ def _info_of(native: Any) -> Info:
         kept=native.kept, daemon_pid=native.daemon_pid,
         fingerprint=ffi.string(native.fingerprint).decode("utf-8", "replace"),
         geometry=Geometry.of_native(native.geometry), rank=native.rank, n_ranks=native.n_ranks,
-        sealer=native.sealer)
+        sealer=native.sealer, side_pages=tuple(native.side_pages)[:native.n_sides])
 
 
 class Counters(dict[str, int]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import errno
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from ._client import Client, Namespace
@@ -39,12 +39,16 @@ _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all
 
 
 class Begun(NamedTuple):
-    """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space."""
+    """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space. `sides`:
+    by kind, the side pages of the last reusable pages, in path order. A point at `matched`, if that
+    is above `reusable`, would let the next such prompt continue there."""
 
     lease: Optional[Lease]
     pages: list[int]
     reusable: int
     ticket: int
+    matched: int = 0
+    sides: tuple[list[int], ...] = ()
 
 
 class Ring:
@@ -71,6 +75,8 @@ class Ring:
         self._late: collections.deque[tuple[Callable[..., bool], tuple[Any, ...]]] = (
             collections.deque())
         self._retired: list[int] = []
+        self._sides: list[int] = []
+        self._not_taken: list[int] = []
 
     # ---- inside
 
@@ -115,6 +121,8 @@ class Ring:
                     self._notice(answer)
                 elif answer.error:
                     self._refused.append((answer.user_data, from_result(answer)))
+                elif answer.op == lib.KVT_OP_COMMIT and answer.n_pages:
+                    self._not_taken += ffi.unpack(answer.pages, answer.n_pages)
                 lib.kvt_result_release(handle, ffi.addressof(many, i))
 
     def _notice(self, answer: Any) -> None:
@@ -132,6 +140,7 @@ class Ring:
             return code, []
         self._check(code)
         pages = ffi.unpack(result.pages, result.n_pages) if result.n_pages else []
+        self._sides = ffi.unpack(result.sides, result.n_sides) if result.n_sides else []
         lib.kvt_result_release(self._handle, result)
         return 0, pages
 
@@ -200,7 +209,17 @@ class Ring:
             self._say_limit(code)
             return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)
         result = self._result
-        return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0)
+        return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0,
+                     result.matched, self._by_kind(result.reusable))
+
+    def _by_kind(self, reusable: int) -> tuple[list[int], ...]:
+        """The side pages of the last answer."""
+        left, kinds = self._sides, list[list[int]]()
+        for most in self.client.info.side_pages:
+            n = min(most, reusable // self.client.info.page_size)
+            kinds.append(left[:n])
+            left = left[n:]
+        return tuple(kinds)
 
     def extend(self, lease: Lease, n: int) -> Optional[list[int]]:
         """n more private pages for a lease. None: no space."""
@@ -226,12 +245,24 @@ class Ring:
         return self._new_ticket()
 
     def commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
-               chunked: bool) -> int:
-        """Publish [0, computed) at the fence. keys: those that the daemon does not have. Returns a
-        ticket for reap(), 0: there was no room, nothing happened."""
+               chunked: bool, sides: Sequence[tuple[int, int, int]] = ()) -> int:
+        """Publish [0, computed) at the fence. keys: those that the daemon does not have. sides: a
+        page of page() for each (index in the page table, kind), or page 0 to drop what is there;
+        not_taken() has those that the daemon did not take. Returns a ticket for reap(), 0: there
+        was no room, nothing happened."""
         flags = _CHUNKED | _OWN_TABLE if chunked else _OWN_TABLE
         ticket = self._commit(lease, computed, keys, fence, flags)
+        places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in sides]
+        if places:
+            named = ffi.new("struct kvt_side[]", places)
+            self._request.n_sides, self._request.sides = len(places), named
         return ticket if self._submit() else 0
+
+    def not_taken(self) -> list[int]:
+        """Side pages of commits whose places were taken, since the last call: the caller's again."""
+        self._reap()
+        pages, self._not_taken = self._not_taken, []
+        return pages
 
     def commit_now(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
                    chunked: bool) -> tuple[list[int], int]:

@@ -316,3 +316,28 @@ def test_a_namespace_that_is_used_again_is_not_closed(daemon, ring):
     assert opened(daemon) == before + 1
     ring.end(begin(ring, 32, seed=1).lease, None)
     assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
+def test_begin_continues_behind_the_side_pages_that_commit_took():
+    with testing.daemon(page_size=PAGE, n_pages=256, sides="2,1") as daemon, \
+            daemon.connect(any_geometry=True) as client:
+        ring = Ring(client)
+        ring.space = client.namespace(model="ring")._id
+        assert client.info.side_pages == (2, 1)
+        first = begin(ring, 64)
+        pages = [ring.page() for _ in range(4)]
+        places = [(2, 0), (3, 0), (3, 1)]
+        assert ring.commit(first.lease, 64, NONE, None, False,
+                           [(*place, page) for place, page in zip(places, pages)])
+        assert ring.commit(first.lease, 64, NONE, None, False, [(3, 1, pages[3])])
+        assert reap_until(ring, lambda: client.stats().side_pages == 3) == []
+        assert ring.not_taken() == [pages[3]] and ring.not_taken() == []
+        second = begin(ring, 70)
+        assert (second.matched, second.reusable) == (64, 64)
+        assert second.sides == (pages[:2], pages[2:3])
+        third = begin(ring, 48)
+        assert (third.matched, third.reusable, third.sides) == (48, 0, ([], []))
+        for lease in first.lease, second.lease, third.lease:
+            ring.end(lease, None)
+        ring.free(pages[3], None)
+        assert reap_until(ring, lambda: in_use(ring) == 0) == []
