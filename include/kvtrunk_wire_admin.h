@@ -131,7 +131,7 @@ struct kvt_admin_node {
 	uint32_t keys[4];    /* the first keys of the run, for people */
 	uint64_t root_key;   /* of a node right below a root; 0: it has none */
 	uint32_t side_pages; /* of its pages */
-	uint32_t point;      /* pages of the path up to its last one with all kinds of sides; 0: none */
+	uint32_t point;      /* pages up to its last one with all kinds of side pages; 0: none */
 };
 
 struct kvt_admin_page {
