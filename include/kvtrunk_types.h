@@ -162,7 +162,7 @@ enum kvt_page_state {
 };
 
 /** Counters that agree with each other between two operations. KVT_COUNTERS (kvtrunk_wire_arena.h)
- * describes each. The first 13 and victim_age_ns are gauges; the others rise from the start of the
+ * describes each. The first 12 and the last 2 are gauges; the others rise from the start of the
  * objects, over restarts. free + private + cached + quarantined == n_pages - 1. */
 struct kvt_counters {
 	uint64_t free_pages;
@@ -177,7 +177,6 @@ struct kvt_counters {
 	uint64_t live_leases;
 	uint64_t live_sessions;
 	uint64_t live_namespaces;
-	uint64_t side_pages;
 	uint64_t operations;
 	uint64_t input_positions;
 	uint64_t hit_positions;
@@ -200,6 +199,7 @@ struct kvt_counters {
 	uint64_t reset_pages;
 	uint64_t suspected_pages;
 	uint64_t victim_age_ns;
+	uint64_t side_pages;
 	uint64_t reserved[13]; /* so that a new counter moves nothing */
 };
 

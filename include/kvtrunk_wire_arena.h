@@ -63,7 +63,6 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(GAUGE, live_leases, "Leases that sessions hold.")                                       \
 	X(GAUGE, live_sessions, "Sessions that have not ended.")                                  \
 	X(GAUGE, live_namespaces, "Namespaces that are open or hold keys.")                       \
-	X(GAUGE, side_pages, "Cached pages that hang on other cached pages, in sides.")           \
 	X(COUNTER, operations, "Operations taken from the rings.")                                \
 	X(COUNTER, input_positions, "Positions asked for (keys of BEGIN).")                       \
 	X(COUNTER, hit_positions, "Positions that needed no prefill (reusable of BEGIN).")        \
@@ -85,7 +84,8 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, removed_pages, "Cached pages given back after REMOVE.")                        \
 	X(COUNTER, reset_pages, "Cached pages given back after RESET.")                           \
 	X(COUNTER, suspected_pages, "Reports of a cached page whose KV is another than computed.") \
-	X(GAUGE, victim_age_ns, "Time from its last touch to its end of what was evicted last.")
+	X(GAUGE, victim_age_ns, "Time from its last touch to its end of what was evicted last.")  \
+	X(GAUGE, side_pages, "Cached pages that hang on other cached pages, in sides.")
 
 enum kvt_counter_place {
 #define KVT_COUNTER_PLACE(kind, name, text) KVT_COUNTER_##name,

@@ -17,7 +17,8 @@ struct kvt_op_context {
 	struct kvt_cqe *cqe;
 	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
 	uint64_t root_key;    /* of the entry, 0 if it has none */
-	uint32_t n_sides;     /* pairs of a COMMIT, copied to core->op_sides if areas are ok */
+	uint32_t n_sides;     /* pairs of a COMMIT, copied to core->op_sides */
+	uint64_t front;       /* words in front of the entry's keys; UINT32_MAX: too many */
 	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
@@ -45,29 +46,29 @@ static inline bool kvt_entry_areas_ok(const struct kvt_core *core,
 {
 	const struct kvt_sqe *sqe = op->sqe;
 
-	if (sqe->keys_offset + kvt_side_words(sqe->flags, op->n_sides) +
-			    kvt_root_key_words(sqe->flags) + sqe->n_keys >
-		    op->view->keys_count ||
-	    2ull * op->n_sides > core->config.max_op_keys ||
+	if (sqe->keys_offset + op->front + sqe->n_keys > op->view->keys_count ||
 	    (uint64_t)sqe->list_offset + sqe->list_capacity > op->view->list_count)
 		return false;
 	return sqe->op != KVT_OP_INSERT ||
 	       (uint64_t)sqe->arg + sqe->n_keys / core->ps <= op->view->keys_count;
 }
 
-/** Copy the pairs of a COMMIT with SIDES, if they lie inside the key area; their number in any
- * case. */
+/** Copy the pairs of a COMMIT with SIDES, and count them in op->front. */
 static inline void kvt_entry_sides(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t n = 0;
 
-	op->n_sides = 0;
-	if (!(sqe->flags & KVT_F_SIDES) || core->n_sides == 0 || !kvt_entry_areas_ok(core, op))
+	op->front = kvt_side_words(sqe->flags, 0);
+	if (!kvt_entry_areas_ok(core, op))
 		return;
-	kvt_racy_copy(&op->n_sides, op->view->keys + sqe->keys_offset, 1);
-	if (kvt_entry_areas_ok(core, op))
-		kvt_racy_copy(core->op_sides, op->view->keys + sqe->keys_offset + 1,
-			      2 * op->n_sides);
+	kvt_racy_copy(&n, op->view->keys + sqe->keys_offset, 1);
+	op->front = 2ull * n > core->config.max_op_keys ? UINT32_MAX :
+							  kvt_side_words(sqe->flags, n);
+	if (!kvt_entry_areas_ok(core, op))
+		return;
+	kvt_racy_copy(core->op_sides, op->view->keys + sqe->keys_offset + 1, 2 * n);
+	op->n_sides = n;
 }
 
 /** Set op->keys to where the operation reads its keys; NULL if they lie outside the key area.
@@ -81,11 +82,13 @@ static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *
 
 	op->keys = NULL;
 	op->root_key = 0;
-	kvt_entry_sides(core, op);
+	op->n_sides = 0;
+	op->front = kvt_root_key_words(sqe->flags);
+	if (sqe->flags & KVT_F_SIDES && core->n_sides > 0)
+		kvt_entry_sides(core, op);
 	if (!kvt_entry_areas_ok(core, op) || sqe->n_keys > core->config.max_op_keys)
 		return;
-	op->keys = op->view->keys + sqe->keys_offset + kvt_side_words(sqe->flags, op->n_sides) +
-		   kvt_root_key_words(sqe->flags);
+	op->keys = op->view->keys + sqe->keys_offset + op->front;
 	if (kvt_root_key_words(sqe->flags)) {
 		kvt_racy_copy(root_key, op->view->keys + sqe->keys_offset, 2);
 		op->root_key = (uint64_t)root_key[1] << 32 | root_key[0];

@@ -801,6 +801,7 @@ static int rebuild_order(struct kvt_core *core, struct kvt_why *why)
 int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 {
 	memset(core->count, 0, offsetof(struct kvt_counters, operations));
+	core->count->side_pages = 0;
 	TRY(rebuild_sessions(core, why));
 	TRY(rebuild_namespaces(core, why));
 	TRY(rebuild_nodes(core, why));
