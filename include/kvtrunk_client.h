@@ -62,7 +62,9 @@ struct kvt_options {
 	const char *socket_path; /* default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock */
 	const char *label;       /* shown by `kvtctl clients`; default: the program's name */
 	/* What model and content of pages must have in common: fields name=value, see
-	 * kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. */
+	 * kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. A client
+	 * that attaches side pages adds "sides=16,16", as the daemon's option `sides`, and one that
+	 * attaches none "sides=": it would find nothing again in a daemon that has sides. */
 	const char *fingerprint;
 	uint32_t page_size;      /* positions; 0: take the daemon's */
 	uint32_t n_pages;

@@ -252,6 +252,13 @@ static bool geometry_differs(const struct kvt_daemon *daemon,
 	return false;
 }
 
+/* True if a fingerprint has no field but `sides`, which says nothing of what pages hold. */
+static bool only_sides(const char *fingerprint)
+{
+	return strncmp(fingerprint, "sides=", 6) == 0 && !memchr(fingerprint, ';',
+								  KVT_FINGERPRINT_BYTES);
+}
+
 /* True if the client would write pages without naming a geometry that we have. */
 static bool geometry_unnamed(const struct kvt_daemon *daemon,
 			     const struct kvt_message_hello *hello, char *text, size_t size)
@@ -259,7 +266,8 @@ static bool geometry_unnamed(const struct kvt_daemon *daemon,
 	const char *ours = daemon->core_config.fingerprint; /* has the geometry's fields */
 	char clean[161];
 
-	if (!ours[0] || hello->fingerprint[0] || hello->geometry.n_layers ||
+	if (!ours[0] || hello->geometry.n_layers ||
+	    (hello->fingerprint[0] && (!only_sides(hello->fingerprint) || only_sides(ours))) ||
 	    hello->flags & (KVT_HELLO_OBSERVE | KVT_ANY_GEOMETRY))
 		return false;
 	kvt_log_clean(clean, sizeof(clean), ours, KVT_FINGERPRINT_BYTES);

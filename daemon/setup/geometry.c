@@ -299,6 +299,22 @@ static const char *find_field(const char *fingerprint, const char *name, size_t 
 	return NULL;
 }
 
+/* Say how to get the sides that a client asks for. */
+static void sides_differ(const char *here, const char *asked, char *text, size_t size)
+{
+	const char *value = here ? here + 6 : "none";
+	int bytes = (int)strcspn(value, ";");
+
+	if (*asked)
+		snprintf(text, size, "geometry differs: the daemon has sides '%.*s', the client "
+			 "needs '%.64s': put 'sides = %.64s' into its configuration", bytes, value,
+			 asked, asked);
+	else
+		snprintf(text, size, "geometry differs: the daemon has sides '%.*s', the client "
+			 "attaches none, and would find nothing again: drop 'sides' from its "
+			 "configuration, or connect to another instance", bytes, value);
+}
+
 bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, size_t size)
 {
 	char copy[KVT_FINGERPRINT_BYTES + 1] = { 0 }, *rest = copy;
@@ -309,9 +325,12 @@ bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, s
 		const char *here = find_field(ours, field, n + (field[n] == '='));
 
 		bytes = here ? strcspn(here, ";") : 0;
-		if (length == 0 || (bytes == length && strncmp(here, field, length) == 0))
+		if (length == 0 || (bytes == length && strncmp(here, field, length) == 0) ||
+		    (!here && strcmp(field, "sides=") == 0))
 			continue;
-		if (here)
+		if (strncmp(field, "sides=", 6) == 0)
+			sides_differ(here, field + 6, text, size);
+		else if (here)
 			snprintf(text, size, "geometry differs: fingerprint: the daemon has "
 				 "'%.*s', the client asked for '%.120s'; connect to the instance "
 				 "of that model", bytes < 120 ? (int)bytes : 120, here, field);

@@ -45,9 +45,9 @@ int kvt_pool_plan_scales(const struct kvt_config *config, struct kvt_pool_plan *
 int kvt_pool_plan_pages(const struct kvt_config *config, uint32_t left, uint64_t free_bytes,
 			struct kvt_pool_plan *plan, char why[KVT_WHY_BYTES]);
 
-/** True if a client's fingerprint has a field that ours lacks or that differs. Order is ignored.
- * `theirs` has at most KVT_FINGERPRINT_BYTES bytes and may lack the final 0. `text` names the
- * difference, for the client's user. */
+/** True if a client's fingerprint has a field that ours lacks or that differs. Order is ignored,
+ * and an empty field `sides` asks for none. `theirs` has at most KVT_FINGERPRINT_BYTES bytes and
+ * may lack the final 0. `text` names the difference, for the client's user. */
 bool kvt_fingerprint_differs(const char *ours, const char *theirs, char *text, size_t size);
 
 /** Print the derivation (--check-config). */

@@ -1022,7 +1022,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
             timeout: Optional[float] = None, begin_wait: Optional[float] = None,
             connect_wait: Optional[float] = None, spin: Optional[float] = None,
             sq_entries: int = 0, cq_entries: int = 0, keys_count: int = 0, list_count: int = 0,
-            group: Optional[bytes] = None, rank: int = 0, mirror: bool = False) -> Client:
+            group: Optional[bytes] = None, rank: int = 0, mirror: bool = False,
+            sides: Optional[Iterable[int]] = None) -> Client:
     """Connect to a daemon and open a session.
 
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
@@ -1033,7 +1034,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
     256 Ki words). group, rank: join that group (Client.group()). mirror: the group of this session
-    gets one (Client.mirror_write()).
+    gets one (Client.mirror_write()). sides: must be the daemon's, as its option: of each kind of side
+    pages how many of the last pages of a prefix need one; () if you attach none.
 
     Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
     Timeout.
@@ -1050,8 +1052,11 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     if socket is not None:
         options.socket_path = text(os.fspath(socket))
     options.label = text(label if label is not None else _program())
-    if fingerprint is not None:
-        options.fingerprint = text(fingerprint)
+    fields = [fingerprint] if fingerprint else []
+    if sides is not None:
+        fields.append("sides=" + ",".join(str(operator.index(pages)) for pages in sides))
+    if fields:
+        options.fingerprint = text(";".join(fields))
     if geometry is not None:
         native = geometry.to_native()
         keep.append(native)

@@ -91,6 +91,20 @@ TEST(a_session_names_what_it_takes_pages_for)
 	stop();
 }
 
+TEST(sides_are_asked_for_and_name_no_content)
+{
+	start(SHAPE "sides = 2,1\n");
+	accepted(options_of(0, "sides=2,1", &shape));
+	accepted(options_of(KVT_ANY_GEOMETRY, "sides=2,1", NULL));
+	refused(options_of(0, "sides=2,1", NULL), "KVT_ANY_GEOMETRY");
+	refused(options_of(KVT_ANY_GEOMETRY, "sides=", NULL), "drop 'sides'");
+	refused(options_of(KVT_ANY_GEOMETRY, "sides=3", NULL), "put 'sides = 3' into");
+	stop();
+	start("sides = 1\n"); /* page_bytes: no other content to name */
+	accepted(options_of(0, "sides=1", NULL));
+	stop();
+}
+
 TEST(a_member_names_it_too)
 {
 	struct kvt_options options;

@@ -503,6 +503,25 @@ def test_each_errno_has_its_class():
         kvtrunk.Error, kvtrunk.Closed, kvtrunk.GeometryMismatch}
 
 
+def test_a_client_asks_for_the_sides_that_it_attaches():
+    with testing.daemon(page_size=16, n_pages=64, sides="2,1") as daemon:
+        with daemon.connect(sides=(2, 1)) as client:
+            assert client.info.side_pages == (2, 1)
+        with pytest.raises(kvtrunk.GeometryMismatch, match="put 'sides = 3,1' into"):
+            daemon.connect(sides=[3, 1])
+        with pytest.raises(kvtrunk.GeometryMismatch, match="drop 'sides' from"):
+            daemon.connect(sides=())
+        with daemon.connect() as client:
+            assert client.info.side_pages == (2, 1)
+
+
+def test_a_client_without_sides_is_no_stranger_to_a_daemon_without(shared):
+    with shared.connect(any_geometry=True, sides=()) as client:
+        assert client.info.side_pages == ()
+    with pytest.raises(kvtrunk.GeometryMismatch, match="put 'sides = 1' into"):
+        shared.connect(any_geometry=True, sides=[1])
+
+
 def test_what_was_closed_says_so(shared):
     client = shared.connect(any_geometry=True)
     ns = client.namespace()

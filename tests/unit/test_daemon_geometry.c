@@ -256,6 +256,8 @@ TEST(fingerprints_are_compared_by_fields)
 		{ "sha256:012", ours, "'sha256:012'" },
 		{ "eights=abc", ours, "'eights=abc'" },
 		{ "=abc", ours, "'=abc'" },
+		{ "weights=abc;sides=", NULL, NULL },
+		{ "sides=16,16;weights=abc", "sides 'none'", "put 'sides = 16,16' into" },
 	};
 	char endless[KVT_FINGERPRINT_BYTES], text[KVT_TEXT_BYTES];
 
@@ -270,6 +272,11 @@ TEST(fingerprints_are_compared_by_fields)
 	}
 	assert_false(kvt_fingerprint_differs("", "", text, sizeof(text)));
 	assert_true(kvt_fingerprint_differs("", "weights=abc", text, sizeof(text)));
+	assert_false(kvt_fingerprint_differs("w=a;sides=2,1", "sides=2,1", text, sizeof(text)));
+	assert_true(kvt_fingerprint_differs("sides=2,1;w=a", "sides=2", text, sizeof(text)));
+	assert_non_null(strstr(text, "has sides '2,1', the client needs '2'"));
+	assert_true(kvt_fingerprint_differs("w=a;sides=2,1", "sides=", text, sizeof(text)));
+	assert_non_null(strstr(text, "has sides '2,1', the client attaches none"));
 	memset(endless, '\n', sizeof(endless));
 	assert_true(kvt_fingerprint_differs(ours, endless, text, sizeof(text)));
 	assert_null(strchr(text, '\n'));
