@@ -36,7 +36,7 @@ $(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 CUDA_SRC := kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \
-	kernels/convert.h include/kvt_kernels.h
+	kernels/convert.h include/kvt_kernels_types.h
 BENCH_CUDA_SRC := bench/attn/gpu_kernels.cu bench/attn/gpu_kernels.cuh bench/attn/gpu_args.h \
 	kernels/cuda_args.h kernels/cuda_device.cuh
 # The folder of the binaries that this build has inside, or nothing: objects follow it. Without nvcc

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kvt_kernels.h"
+#include "kvt_kernels_types.h"
 
 #if defined(__CUDACC__)
 #define KVT_INLINE static __host__ __device__ __forceinline__

@@ -50,7 +50,7 @@ void kvt_cuda_kernel_name(const struct kvt_attn_prefill *prefill, char *name, si
 		snprintf(name, name_bytes, "%u_f32", dim);
 }
 
-/* Keep equal to struct shape and struct copied_shape in cuda_attention.cuh; test_cuda compares. */
+/* Keep equal to struct shape and struct copied_shape in cuda_shape.cuh; test_cuda compares. */
 size_t kvt_cuda_shared_bytes(const struct kvt_attn_prefill *prefill, uint32_t n_stages)
 {
 	uint32_t dim = kvt_cuda_dim(prefill->kv.head_dim);

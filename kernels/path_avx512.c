@@ -6,6 +6,7 @@
 #include "internal.h"
 
 #include "avx512.inc.h"
+#include "avx512_rows.inc.h"
 
 #define GEMM_ROWS 6
 #define GEMM_VECTORS 4

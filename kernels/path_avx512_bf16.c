@@ -9,6 +9,7 @@
 #include "internal.h"
 
 #include "avx512.inc.h"
+#include "avx512_rows.inc.h"
 
 #define STEP 2
 #define GEMM_ROWS 6

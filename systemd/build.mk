@@ -17,7 +17,7 @@ ZSHDIR := $(PREFIX)/share/zsh/vendor-completions
 
 INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl kvtlab kvtbench $(if $(METRICS_HTTP),kvtmetricsd))
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
-INSTALL_HEADERS := $(wildcard include/kvtrunk*.h) include/kvt_kernels.h
+INSTALL_HEADERS := $(wildcard include/kvtrunk*.h include/kvt_kernels*.h)
 INSTALL_PC := libclient/libkvtrunk.pc kernels/libkvtkernels.pc
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \

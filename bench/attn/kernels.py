@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libkvtkernels for the comparisons of this folder: the structures of include/kvt_kernels.h."""
+"""libkvtkernels for the comparisons of this folder: the structures of include/kvt_kernels_types.h."""
 import ctypes as c
 import sys
 

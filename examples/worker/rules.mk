@@ -22,7 +22,7 @@ $(O)/worker: $(call objs,examples/worker/main.c tools/util.c) $(WORKER_PARTS) $(
 # Its CUDA kernels, for the same devices as those of libkvtkernels.
 WORKER_CUDA_SRC := examples/worker/compute_kernels.cu examples/worker/compute_kernels.cuh \
 	examples/worker/compute_args.h kernels/cuda_args.h kernels/cuda_device.cuh \
-	kernels/convert.h include/kvt_kernels.h
+	kernels/convert.h include/kvt_kernels_types.h
 $(O)/cuda.h: $(WORKER_CUDA_SRC)
 $(O)/obj/examples/worker/compute_images.o: $(O)/cuda.h
 $(O)/obj/examples/worker/compute_images.o: CFLAGS_examples := -include $(abspath $(O))/cuda.h
