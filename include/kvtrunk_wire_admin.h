@@ -112,6 +112,8 @@ struct kvt_admin_client {
 	uint32_t rank, n_ranks; /* of a group; a row with rank > 0 is a member of `session` */
 	uint32_t suspects;  /* SUSPECTs that it sent */
 	uint32_t suspected; /* SUSPECTs of pages that it sealed */
+	uint32_t sealer;    /* its number in struct kvt_admin_node */
+	uint32_t reserved;
 };
 
 struct kvt_admin_namespace {
@@ -132,6 +134,8 @@ struct kvt_admin_node {
 	uint64_t root_key;   /* of a node right below a root; 0: it has none */
 	uint32_t side_pages; /* of its pages */
 	uint32_t point;      /* pages up to its last one with all kinds of side pages; 0: none */
+	uint32_t sealer;     /* of all its cached pages; 0: unknown; UINT32_MAX: several */
+	uint32_t reserved;
 };
 
 struct kvt_admin_page {

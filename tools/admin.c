@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "shm/nearest.h"
+#include "tools/records.h"
 
 int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {
@@ -24,20 +25,23 @@ static void say_silent(const struct kvt_admin *admin)
 		path && *path ? path : "its default socket", (double)admin->timeout_ns / 1e9);
 }
 
+static void say_failed(const struct kvt_admin *admin, int error)
+{
+	if (error == -ETIMEDOUT)
+		say_silent(admin);
+	else
+		fprintf(stderr, "kvtctl %s: %s\n", admin->command,
+			kvt_client_error(admin->client)->text);
+}
+
 int kvt_admin_connect(struct kvt_admin *admin)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_error error = { .text = "" };
 	int rc;
 
 	if (admin->client)
 		return 0;
-	options.socket_path = admin->socket_path;
-	options.label = "kvtctl";
-	options.flags = KVT_HELLO_OBSERVE;
-	options.timeout_ns = admin->timeout_ns;
-	options.connect_wait_ns = -1;
-	rc = kvt_client_connect(&admin->client, &options, &error);
+	rc = kvt_observe(admin->socket_path, "kvtctl", admin->timeout_ns, &admin->client, &error);
 	if (rc == -ETIMEDOUT)
 		say_silent(admin);
 	else if (rc)
@@ -55,11 +59,8 @@ int kvt_admin_ask_with(struct kvt_admin *admin, struct kvt_message_admin *reques
 	if (rc)
 		return rc;
 	rc = kvt_admin(admin->client, request, payload, payload_bytes, ret_records, bytes);
-	if (rc == -ETIMEDOUT)
-		say_silent(admin);
-	else if (rc < 0)
-		fprintf(stderr, "kvtctl %s: %s\n", admin->command,
-			kvt_client_error(admin->client)->text);
+	if (rc < 0)
+		say_failed(admin, rc);
 	return rc;
 }
 
@@ -72,32 +73,14 @@ int kvt_admin_ask(struct kvt_admin *admin, struct kvt_message_admin *request, vo
 int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 		    void **ret_records, uint32_t *ret_n)
 {
-	struct kvt_message_admin request;
-	struct kvt_text all = { 0 };
-	char *page = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1);
-	uint64_t cursor = 0;
-	int rc;
+	int rc = kvt_admin_connect(admin);
 
-	do {
-		request = (struct kvt_message_admin){ .what = what, .cursor = cursor };
-		rc = kvt_admin_ask(admin, &request, page, KVT_MESSAGE_MAX);
-		if (rc > 0 && request.record_bytes != record_bytes)
-			rc = -EPROTO;
-		if (rc > 0)
-			kvt_text_add(&all, page, (size_t)rc * record_bytes);
-		/* An answer may be empty and still have a cursor: no records in a long range. */
-		if (request.cursor <= cursor)
-			request.cursor = 0;
-		cursor = request.cursor;
-	} while (rc >= 0 && cursor);
-	free(page);
-	if (rc < 0) {
-		kvt_text_free(&all);
+	if (rc)
 		return rc;
-	}
-	*ret_n = (uint32_t)(all.used / record_bytes);
-	*ret_records = all.bytes;
-	return 0;
+	rc = kvt_records_read(admin->client, what, record_bytes, ret_records, ret_n);
+	if (rc < 0)
+		say_failed(admin, rc);
+	return rc;
 }
 
 int kvt_admin_usage(const struct kvt_admin *admin)

@@ -66,9 +66,6 @@ int kvt_admin_namespace(struct kvt_admin *admin, const char *text, uint64_t ret_
 /** Print the collected JSON. Returns an exit code. */
 int kvt_admin_print(struct kvt_json *json);
 
-/** Quantile of a histogram: the upper end of its bucket in ns; 0: empty. */
-uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
-
 int kvt_admin_status(struct kvt_admin *admin);
 int kvt_admin_pid(struct kvt_admin *admin);
 int kvt_admin_config(struct kvt_admin *admin);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tools/admin.h"
+#include "tools/records.h"
 #include "tools/table.h"
 
 /* A list under construction: JSON or rows of text. */
@@ -52,44 +53,6 @@ static int list_end(struct list *list, const struct kvt_admin *admin)
 
 /* ---- clients */
 
-/* A member's place is reserved before it connects. */
-static const char *client_state(const struct kvt_admin_client *client)
-{
-	return client->rank && client->state == KVT_SESSION_FREE
-		       ? "awaited"
-		       : kvt_session_state_text(client->state);
-}
-
-static void client_json(struct kvt_json *json, const struct kvt_admin_client *client)
-{
-	kvt_json_open(json, NULL, '{');
-	kvt_json_u64(json, "session", client->session);
-	kvt_json_string(json, "state", client_state(client));
-	kvt_json_u64(json, "rank", client->rank);
-	kvt_json_u64(json, "n_ranks", client->n_ranks);
-	kvt_json_i64(json, "pid", client->pid);
-	kvt_json_u64(json, "uid", client->uid);
-	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
-	kvt_json_u64(json, "leases", client->n_leases);
-	kvt_json_u64(json, "max_leases", client->max_leases);
-	kvt_json_u64(json, "private", client->n_private);
-	kvt_json_u64(json, "max_private_pages", client->max_private_pages);
-	kvt_json_u64(json, "quarantined", client->n_quarantined);
-	kvt_json_u64(json, "deferred", client->n_pending);
-	kvt_json_u64(json, "operations", client->operations);
-	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
-	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
-	kvt_json_seconds(json, "age_s", client->age_ns);
-	kvt_json_u64(json, "suspects", client->suspects);
-	kvt_json_u64(json, "suspected", client->suspected);
-	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
-	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
-	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
-	kvt_json_bool(json, "fenced", client->signs & KVT_SIGN_FENCED);
-	kvt_json_seconds(json, "ended_age_s", client->ended_age_ns);
-	kvt_json_close(json, '}');
-}
-
 /* What an ended session still waits for. */
 static const char *ended_text(const struct kvt_admin_client *client)
 {
@@ -116,9 +79,9 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 {
 	char session[16], pid[16], uid[16], leases[16], private[16], quarantined[16], deferred[16];
 	char operations[24], age[32], rank[40], suspected[40];
-	const char *const cells[] = { client->rank ? "+" : session, client_state(client), pid, uid,
-				      client->label, leases, private, quarantined, deferred,
-				      operations, client->rank ? "" : age,
+	const char *const cells[] = { client->rank ? "+" : session, kvt_client_state_text(client),
+				      pid, uid, client->label, leases, private, quarantined,
+				      deferred, operations, client->rank ? "" : age,
 				      client->rank	  ? rank :
 				      client->suspected ? suspected :
 							  ended_text(client) };
@@ -174,7 +137,7 @@ int kvt_admin_clients(struct kvt_admin *admin)
 	for (uint32_t i = 0; i < n; i++) {
 		clients[i].label[KVT_LABEL_BYTES - 1] = '\0';
 		if (admin->json)
-			client_json(&list.json, &clients[i]);
+			kvt_json_client(&list.json, &clients[i]);
 		else
 			client_text(&list, &clients[i]);
 	}
@@ -183,24 +146,6 @@ int kvt_admin_clients(struct kvt_admin *admin)
 }
 
 /* ---- namespaces */
-
-static void namespace_json(struct kvt_json *json, const struct kvt_admin_namespace *namespace)
-{
-	kvt_json_open(json, NULL, '{');
-	kvt_json_u64(json, "namespace", namespace->namespace_id);
-	kvt_json_string(json, "label", namespace->label);
-	kvt_json_format(json, "digest", "%016llx%016llx",
-			(unsigned long long)namespace->digest[0],
-			(unsigned long long)namespace->digest[1]);
-	kvt_json_u64(json, "opened", namespace->opened);
-	kvt_json_u64(json, "generation", namespace->generation);
-	kvt_json_u64(json, "root", namespace->root);
-	kvt_json_u64(json, "nodes", namespace->nodes);
-	kvt_json_u64(json, "cached", namespace->cached_pages);
-	kvt_json_u64(json, "evictable", namespace->evictable_pages);
-	kvt_json_u64(json, "protected", namespace->protected_pages);
-	kvt_json_close(json, '}');
-}
 
 static void namespace_text(struct list *list, const struct kvt_admin_namespace *namespace)
 {
@@ -245,7 +190,7 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 	for (uint32_t i = 0; i < n; i++) {
 		namespaces[i].label[KVT_LABEL_BYTES - 1] = '\0';
 		if (admin->json)
-			namespace_json(&list.json, &namespaces[i]);
+			kvt_json_namespace(&list.json, &namespaces[i]);
 		else
 			namespace_text(&list, &namespaces[i]);
 	}

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvtctl status, pid, metrics: one STATUS request, as text or JSON. Callers: kvtctl.c; the
- * quantile of a histogram also top.c.
+ * kvtctl status, pid, metrics: one STATUS request, as text or JSON. Caller: kvtctl.c.
  */
 
 #include <errno.h>
@@ -10,28 +9,8 @@
 
 #include "tools/admin.h"
 #include "tools/metrics.h"
+#include "tools/records.h"
 #include "shm/geometry.h"
-
-void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
-{
-#define PUT(kind, name, text) kvt_json_u64(json, #name, counters->name);
-	KVT_COUNTERS(PUT)
-#undef PUT
-}
-
-uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
-{
-	uint64_t total = 0, seen = 0;
-
-	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
-		total += buckets[i];
-	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
-		seen += buckets[i];
-		if (total && (double)seen >= share * (double)total)
-			return 64ull << i;
-	}
-	return 0;
-}
 
 /* Omitted if the daemon knows page_bytes only. */
 static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometry *geometry)

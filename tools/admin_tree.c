@@ -162,6 +162,10 @@ static void node_json(struct kvt_json *json, const struct tree *tree,
 	kvt_json_u64(json, "point", (uint64_t)node->point * tree->page_size);
 	kvt_json_u64(json, "children", node->n_children);
 	kvt_json_u64(json, "locks", node->lock_ref);
+	if (node->sealer == 0 || node->sealer == UINT32_MAX)
+		kvt_json_null(json, "sealer");
+	else
+		kvt_json_u64(json, "sealer", node->sealer);
 	kvt_json_u64(json, "hits", node->hits);
 	kvt_json_i64(json, "priority", node->priority);
 	kvt_json_seconds(json, "age_s", node->age_ns);

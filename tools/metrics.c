@@ -6,9 +6,10 @@
 
 #include "tools/metrics.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+
+#include "tools/records.h"
 
 enum metric_kind { GAUGE, COUNTER };
 
@@ -144,27 +145,15 @@ void kvt_metrics_print_down(struct kvt_text *text)
 int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
 		       struct kvt_error *ret_error)
 {
-	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
-	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_admin_status status;
 	struct kvt_client *client;
-	int rc;
+	int rc = kvt_observe(socket_path, "metrics", timeout_ns, &client, ret_error);
 
-	options.socket_path = socket_path;
-	options.label = "metrics";
-	options.timeout_ns = timeout_ns;
-	options.flags = KVT_HELLO_OBSERVE;
-	options.connect_wait_ns = -1;
-	rc = kvt_client_connect(&client, &options, ret_error);
 	if (rc)
 		return rc;
-	rc = kvt_admin(client, &request, NULL, 0, &status, sizeof(status));
-	if (rc == 1)
+	rc = kvt_status_read(client, &status, ret_error);
+	if (rc == 0)
 		kvt_metrics_print(text, &status);
-	else if (rc < 0)
-		*ret_error = *kvt_client_error(client);
-	else
-		snprintf(ret_error->text, sizeof(ret_error->text), "the daemon sent no status");
 	kvt_client_abandon(client);
-	return rc == 1 ? 0 : rc < 0 ? rc : -EPROTO;
+	return rc;
 }

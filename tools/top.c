@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "tools/admin.h"
+#include "tools/records.h"
 #include "tools/table.h"
 
 #define BAR_CELLS 40
@@ -435,15 +436,9 @@ static bool wait_frame(int64_t interval_ms)
 /* The daemon is gone or silent: reconnect at each frame. */
 static void find_again(struct top *top)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 
-	options.socket_path = top->admin->socket_path;
-	options.label = "kvtctl";
-	options.flags = KVT_HELLO_OBSERVE;
-	options.connect_wait_ns = -1;
-	options.timeout_ns = 1000000000;
-	if (kvt_client_connect(&client, &options, NULL) != 0)
+	if (kvt_observe(top->admin->socket_path, "kvtctl", 1000000000, &client, NULL) != 0)
 		return;
 	kvt_client_set_timeout(client, top->admin->timeout_ns);
 	kvt_client_abandon(top->admin->client);

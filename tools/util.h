@@ -63,8 +63,6 @@ void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *
 /** Write it with a newline, flush, and clear it. 0 or a negative errno (-EPIPE). */
 int kvt_json_flush(struct kvt_json *json, FILE *to);
 void kvt_json_free(struct kvt_json *json);
-/** Add every counter by name to the open object. */
-void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
 
 /** Read `text`, decimal digits only. -EINVAL, -ERANGE above `max`. */
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);

@@ -66,6 +66,7 @@ bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t n
 		.root_key = kvt_root_key_of(core, id),
 		.side_pages = kvt_sides_count(core, id, node->sealed),
 		.point = last_point(core, node),
+		.sealer = node->sealed ? core->sealers[id] : 0,
 		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
 		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
 		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :

@@ -224,6 +224,7 @@ static void describe_session(const struct kvt_daemon *daemon, uint32_t index,
 	client->ended_age_ns = session->ended_ns ? daemon->clock.now_ns - session->ended_ns : 0;
 	client->suspects = session->suspects;
 	client->suspected = session->suspected;
+	client->sealer = session->sealer;
 	client->sq_waiting = waiting_entries(ours);
 	client->cq_waiting = unread_completions(ours);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "lab/script/engine.h"
+#include "tools/records.h"
 
 void kvt_script_print_begin(struct kvt_script *script, uint32_t line, const char *session,
 			    const char *op, uint64_t seq, bool ok)

@@ -148,6 +148,7 @@ TEST_WITH(clients_and_namespaces_are_listed, start_plain, stop)
 	kvt_test_equal(clients[0].pid, getpid());
 	kvt_test_equal(clients[0].n_private, 1);
 	kvt_test_equal(clients[0].state, KVT_SESSION_OPEN);
+	kvt_test_equal(clients[0].sealer, kvt_client_info(worker)->sealer);
 	kvt_test_equal(ask(observer, KVT_ADMIN_NAMESPACES, 0, namespaces, sizeof(namespaces)), 1);
 	kvt_test_equal(namespaces[0].namespace_id, namespace_id);
 	kvt_test_equal(namespaces[0].opened, 1);

@@ -114,6 +114,7 @@ expect 1 "no namespace is labelled ''" "$kvtctl" remove '' --all
 say "a s=begin ns=blue root=7 keys=1..4" '"matched":0'
 say "a end lease=s computed=4" '"sealed":1'
 expect 0 "root key 7  keys 1 2 3 4" "$kvtctl" tree
+expect 0 '"sealer":[1-9]' "$kvtctl" tree --json
 expect 0 '"root_key":7' "$kvtctl" tree --json
 expect 2 "usage" "$kvtctl" remove blue --root-key 7
 expect 2 "takes a number" "$kvtctl" remove blue --keys 1..4 --root-key x

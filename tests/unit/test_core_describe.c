@@ -66,6 +66,7 @@ TEST(a_node_can_be_described)
 	assert_int_equal(node.age_ns, 10000000);
 	assert_int_equal(node.expires_in_ns, 30000000);
 	assert_int_equal(node.first_page, lease.list[4]);
+	assert_int_equal(node.sealer, kvt_core_session(w->core, a->session)->sealer);
 	assert_memory_equal(node.keys, range(9, 12).at, sizeof(node.keys));
 	w->now_ns += 100000000; /* due, but not looked at yet */
 	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/records.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- asking */
+
+int kvt_observe(const char *socket_path, const char *label, int64_t timeout_ns,
+		struct kvt_client **ret_client, struct kvt_error *ret_error)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = socket_path;
+	options.label = label;
+	options.timeout_ns = timeout_ns;
+	options.flags = KVT_HELLO_OBSERVE;
+	options.connect_wait_ns = -1;
+	return kvt_client_connect(ret_client, &options, ret_error);
+}
+
+int kvt_status_read(struct kvt_client *client, struct kvt_admin_status *ret_status,
+		    struct kvt_error *ret_error)
+{
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+	int rc = kvt_admin(client, &request, NULL, 0, &status, sizeof(status));
+
+	if (rc == 1) {
+		*ret_status = status;
+		return 0;
+	}
+	if (rc < 0)
+		*ret_error = *kvt_client_error(client);
+	else
+		snprintf(ret_error->text, sizeof(ret_error->text), "the daemon sent no status");
+	return rc < 0 ? rc : -EPROTO;
+}
+
+/* ---- reading a table */
+
+void kvt_reading_begin(struct kvt_reading *reading, struct kvt_client *client, uint32_t what,
+		       size_t record_bytes)
+{
+	*reading = (struct kvt_reading){ .client = client, .what = what,
+					 .record_bytes = record_bytes,
+					 .records = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1) };
+}
+
+int kvt_reading_next(struct kvt_reading *reading)
+{
+	struct kvt_message_admin request = { .what = reading->what, .cursor = reading->cursor };
+	int rc = kvt_admin(reading->client, &request, NULL, 0, reading->records, KVT_MESSAGE_MAX);
+
+	if (rc > 0 && request.record_bytes != reading->record_bytes)
+		rc = -EPROTO;
+	reading->over = rc < 0 || request.cursor <= reading->cursor;
+	reading->cursor = request.cursor;
+	return rc;
+}
+
+void kvt_reading_end(struct kvt_reading *reading)
+{
+	free(reading->records);
+	reading->records = NULL;
+}
+
+int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_bytes,
+		     void **ret_records, uint32_t *ret_n)
+{
+	struct kvt_text all = { 0 };
+	struct kvt_reading reading;
+	int rc = 0;
+
+	kvt_reading_begin(&reading, client, what, record_bytes);
+	while (rc >= 0 && !reading.over) {
+		rc = kvt_reading_next(&reading);
+		if (rc > 0)
+			kvt_text_add(&all, reading.records, (size_t)rc * record_bytes);
+	}
+	kvt_reading_end(&reading);
+	if (rc < 0) {
+		kvt_text_free(&all);
+		return rc;
+	}
+	*ret_n = (uint32_t)(all.used / record_bytes);
+	*ret_records = all.bytes;
+	return 0;
+}
+
+/* ---- what records say */
+
+void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
+{
+#define PUT(kind, name, text) kvt_json_u64(json, #name, counters->name);
+	KVT_COUNTERS(PUT)
+#undef PUT
+}
+
+uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
+{
+	uint64_t total = 0, seen = 0;
+
+	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+		total += buckets[i];
+	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
+		seen += buckets[i];
+		if (total && (double)seen >= share * (double)total)
+			return 64ull << i;
+	}
+	return 0;
+}
+
+/* A member's place is reserved before it connects. */
+const char *kvt_client_state_text(const struct kvt_admin_client *client)
+{
+	return client->rank && client->state == KVT_SESSION_FREE
+		       ? "awaited"
+		       : kvt_session_state_text(client->state);
+}
+
+void kvt_json_client(struct kvt_json *json, const struct kvt_admin_client *client)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "session", client->session);
+	kvt_json_string(json, "state", kvt_client_state_text(client));
+	kvt_json_u64(json, "rank", client->rank);
+	kvt_json_u64(json, "n_ranks", client->n_ranks);
+	kvt_json_i64(json, "pid", client->pid);
+	kvt_json_u64(json, "uid", client->uid);
+	kvt_json_bytes(json, "label", client->label, strnlen(client->label, KVT_LABEL_BYTES));
+	kvt_json_u64(json, "leases", client->n_leases);
+	kvt_json_u64(json, "max_leases", client->max_leases);
+	kvt_json_u64(json, "private", client->n_private);
+	kvt_json_u64(json, "max_private_pages", client->max_private_pages);
+	kvt_json_u64(json, "quarantined", client->n_quarantined);
+	kvt_json_u64(json, "deferred", client->n_pending);
+	kvt_json_u64(json, "operations", client->operations);
+	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
+	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
+	kvt_json_seconds(json, "age_s", client->age_ns);
+	kvt_json_u64(json, "suspects", client->suspects);
+	kvt_json_u64(json, "suspected", client->suspected);
+	kvt_json_u64(json, "sealer", client->sealer);
+	kvt_json_bool(json, "hung_up", client->signs & KVT_SIGN_HANGUP);
+	kvt_json_bool(json, "exited", client->signs & KVT_SIGN_EXITED);
+	kvt_json_bool(json, "quiet", client->signs & KVT_SIGN_QUIET);
+	kvt_json_bool(json, "fenced", client->signs & KVT_SIGN_FENCED);
+	kvt_json_seconds(json, "ended_age_s", client->ended_age_ns);
+	kvt_json_close(json, '}');
+}
+
+void kvt_json_namespace(struct kvt_json *json, const struct kvt_admin_namespace *namespace)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_u64(json, "namespace", namespace->namespace_id);
+	kvt_json_bytes(json, "label", namespace->label,
+		       strnlen(namespace->label, KVT_LABEL_BYTES));
+	kvt_json_format(json, "digest", "%016llx%016llx",
+			(unsigned long long)namespace->digest[0],
+			(unsigned long long)namespace->digest[1]);
+	kvt_json_u64(json, "opened", namespace->opened);
+	kvt_json_u64(json, "generation", namespace->generation);
+	kvt_json_u64(json, "root", namespace->root);
+	kvt_json_u64(json, "nodes", namespace->nodes);
+	kvt_json_u64(json, "cached", namespace->cached_pages);
+	kvt_json_u64(json, "evictable", namespace->evictable_pages);
+	kvt_json_u64(json, "protected", namespace->protected_pages);
+	kvt_json_close(json, '}');
+}

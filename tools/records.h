@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TOOLS_RECORDS_H
+#define KVT_TOOLS_RECORDS_H
+
+/**
+ * @file records.h
+ * The daemon's tables: how a tool reads them, and what their records say as JSON.
+ */
+
+#include "kvtrunk.h"
+#include "tools/util.h"
+
+/** Connect as an observer, without waiting for a daemon. Negative errno with `ret_error`. */
+int kvt_observe(const char *socket_path, const char *label, int64_t timeout_ns,
+		struct kvt_client **ret_client, struct kvt_error *ret_error);
+/** Negative errno with `ret_error`. */
+int kvt_status_read(struct kvt_client *client, struct kvt_admin_status *ret_status,
+		    struct kvt_error *ret_error);
+
+/** A table that is read answer by answer. An answer may be empty and still have a successor. */
+struct kvt_reading {
+	struct kvt_client *client;
+	uint32_t what; /* enum kvt_admin_what */
+	size_t record_bytes;
+	uint64_t cursor;
+	void *records; /* of the last answer */
+	bool over;     /* no further answer */
+};
+
+void kvt_reading_begin(struct kvt_reading *reading, struct kvt_client *client, uint32_t what,
+		       size_t record_bytes);
+/** Ask once. Returns how many records came, or a negative errno; -EPROTO: of another size. */
+int kvt_reading_next(struct kvt_reading *reading);
+void kvt_reading_end(struct kvt_reading *reading);
+
+/** Read a whole table into an array that the caller frees. Negative errno: nothing was read. */
+int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_bytes,
+		     void **ret_records, uint32_t *ret_n);
+
+/** Quantile of a histogram: the upper end of its bucket in ns; 0: empty. */
+uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
+/** "open", or "awaited": a member's place is reserved before it connects. */
+const char *kvt_client_state_text(const struct kvt_admin_client *client);
+
+/** Add every counter by name to the open object. */
+void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
+/** Add an object to the open list. */
+void kvt_json_client(struct kvt_json *json, const struct kvt_admin_client *client);
+void kvt_json_namespace(struct kvt_json *json, const struct kvt_admin_namespace *namespace);
+
+#endif
