@@ -7,7 +7,7 @@ _kvtlab() {
 		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 		return ;;
 	--policy) words="lru slru lfu fifo filo mru priority" ;;
-	--format) words="mooncake agent jsonl generate" ;;
+	--format) words="mooncake agent jsonl generate any" ;;
 	esac
 	if [ -n "$words" ]; then
 		mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")

@@ -49,9 +49,11 @@ static void on_interrupt(int signal_number)
 /* ---- options ---- */
 
 static const char usage_text[] =
-	"Usage: kvtlab replay --format FORMAT [FILE] [options]\n"
+	"Usage: kvtlab replay FILE [options]\n"
+	"       kvtlab replay --format generate [options]\n"
 	"Replays a request trace through worker processes that share one daemon.\n\n"
-	"  --format F          mooncake, agent, jsonl (plain or gzip FILE), or generate (no FILE)\n"
+	"  --format F          mooncake, agent, jsonl, generate (no FILE), or any: that of the\n"
+	"                      first object of FILE (any)\n"
 	"  --block-size N      positions that a block id stands for (mooncake 512, agent 64)\n"
 	"  --workers N         worker processes (4)\n"
 	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
@@ -245,8 +247,8 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 	switch (code) {
 	case OPT_FORMAT:
 		if (kvt_trace_format_parse(text, &options->trace.format))
-			usage_error("--format takes mooncake, agent, jsonl or generate, not '%s'",
-				    text);
+			usage_error("--format takes mooncake, agent, jsonl, generate or any, not "
+				    "'%s'", text);
 		break;
 	case OPT_SOCKET:
 		options->socket_path = text;
@@ -288,22 +290,15 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 	}
 }
 
-static void check(struct kvt_replay_options *options, bool format_given)
+static void check(struct kvt_replay_options *options)
 {
 	bool generate = options->trace.format == KVT_TRACE_GENERATE;
 
-	if (!format_given)
-		usage_error("--format is missing");
 	if (generate && options->trace.path)
 		usage_error("--format generate reads no file, but '%s' is given",
 			    options->trace.path);
 	if (!generate && !options->trace.path)
-		usage_error("this format needs a FILE");
-	if (options->trace.bursts > 1 && options->trace.format != KVT_TRACE_AGENT && !generate)
-		usage_error("--bursts is for traces with sub-agents: agent or generate");
-	if (options->trace.block && options->trace.format != KVT_TRACE_AGENT &&
-	    options->trace.format != KVT_TRACE_MOONCAKE)
-		usage_error("--block-size is for traces with block ids: mooncake or agent");
+		usage_error("FILE is missing (-: standard input; or --format generate)");
 	if (options->page_bytes % 8)
 		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
 	if (options->kills >= options->workers)
@@ -321,12 +316,10 @@ static void check(struct kvt_replay_options *options, bool format_given)
 static void parse(int argc, char **argv, struct kvt_replay_options *options,
 		  const char **ret_write)
 {
-	bool format_given = false;
 	int c;
 
 	optind = 0;
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		format_given |= c == OPT_FORMAT;
 		if (!set_number(options, c, optarg) && !set_flag(options, c))
 			set_text(options, c, optarg, ret_write);
 	}
@@ -334,7 +327,7 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 		options->trace.path = argv[optind++];
 	if (optind < argc)
 		usage_error("one FILE at a time, not also '%s'", argv[optind]);
-	check(options, format_given);
+	check(options);
 	if (*ret_write && options->trace.bursts > 1)
 		usage_error("--write-trace cannot write down --bursts");
 }
@@ -555,7 +548,7 @@ static int watch(struct replay *replay)
 static int load(struct replay *replay)
 {
 	struct kvt_replay_options *options = &replay->options;
-	char why[512] = "";
+	char why[768] = "";
 	int rc;
 
 	kvt_progress_begin(&replay->line, options->progress);
@@ -643,7 +636,7 @@ static void defaults(struct kvt_replay_options *options)
 		.socket_path = socket_path && *socket_path ? socket_path : NULL,
 		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
 		.n_namespaces = 1, .verify = true, .simulate = true,
-		.trace = { .users = 16 },
+		.trace = { .format = KVT_TRACE_ANY, .users = 16 },
 	};
 }
 

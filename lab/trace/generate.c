@@ -21,7 +21,7 @@
 
 #include "lab/trace/trace.h"
 
-#define BLOCK 64u
+#define BLOCK KVT_TRACE_GENERATED_BLOCK
 #define HEADS 12u
 #define MAX_BLOCKS 4096u /* 256 K positions: a context window */
 #define COMPACT_AT 2600u /* blocks: near 166 K positions agents summarise */

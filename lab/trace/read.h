@@ -4,10 +4,10 @@
 
 #include "lab/trace/trace.h"
 
-/** Read a file of one JSON object a line, plain or gzip. On failure `why` names file, line, field
- * and what was expected. `block`: positions per id; lengths that do not fit it are refused.
+/** Read a file of JSON objects, plain or gzip, one after the other or in one array. Sets the
+ * trace's format and block. On failure `why` names file, line, field and what was expected.
  * -errno, -EINVAL, -ENOMEM. */
-int kvt_trace_read(struct kvt_trace_builder *builder, const struct kvt_trace_options *options,
-		   uint32_t block, char *why, size_t why_bytes);
+int kvt_trace_read(struct kvt_trace *trace, struct kvt_trace_builder *builder,
+		   const struct kvt_trace_options *options, char *why, size_t why_bytes);
 
 #endif

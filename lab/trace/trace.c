@@ -28,7 +28,7 @@ enum key_kind {
 
 int kvt_trace_format_parse(const char *name, uint32_t *ret_format)
 {
-	static const char *const names[] = { "mooncake", "agent", "jsonl", "generate" };
+	static const char *const names[] = { "mooncake", "agent", "jsonl", "generate", "any" };
 
 	for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
 		if (!strcmp(name, names[i])) {
@@ -263,7 +263,7 @@ static void leave_out_long(struct kvt_trace *trace, uint32_t context)
 
 static int finish(struct kvt_trace *trace, const struct kvt_trace_options *options)
 {
-	bool users = options->format == KVT_TRACE_AGENT || options->format == KVT_TRACE_GENERATE;
+	bool users = trace->format == KVT_TRACE_AGENT || trace->format == KVT_TRACE_GENERATE;
 	int rc;
 
 	leave_out_long(trace, options->context);
@@ -295,6 +295,23 @@ static int finish(struct kvt_trace *trace, const struct kvt_trace_options *optio
 	return 0;
 }
 
+/* Refuse options that the format, which may be known only now, has no use for. */
+static int check_format(const struct kvt_trace *trace, const struct kvt_trace_options *options,
+			char *why, size_t why_bytes)
+{
+	bool agents = trace->format == KVT_TRACE_AGENT || trace->format == KVT_TRACE_GENERATE;
+	const char *wrong = NULL;
+
+	if (options->bursts > 1 && !agents)
+		wrong = "--bursts is for traces with sub-agents: agent or generate";
+	if (options->block && trace->format != KVT_TRACE_AGENT &&
+	    trace->format != KVT_TRACE_MOONCAKE)
+		wrong = "--block-size is for traces with block ids: mooncake or agent";
+	if (wrong)
+		snprintf(why, why_bytes, "%s", wrong);
+	return wrong ? -EINVAL : 0;
+}
+
 int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **ret_trace,
 		   char *why, size_t why_bytes)
 {
@@ -305,17 +322,16 @@ int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **r
 	if (!trace)
 		return -ENOMEM;
 	trace->seed = options->seed;
-	trace->block = options->block ? options->block :
-		       options->format == KVT_TRACE_MOONCAKE ? 512 : 64;
-	if (options->format == KVT_TRACE_JSONL) {
-		trace->block = 1;
-		trace->literal = true;
-	}
+	trace->format = options->format;
+	trace->block = KVT_TRACE_GENERATED_BLOCK;
 	if (options->format == KVT_TRACE_GENERATE)
 		rc = kvt_trace_generate(&builder, options->seed,
 					options->sessions ? options->sessions : DEFAULT_SESSIONS);
 	else
-		rc = kvt_trace_read(&builder, options, trace->block, why, why_bytes);
+		rc = kvt_trace_read(trace, &builder, options, why, why_bytes);
+	trace->literal = trace->format == KVT_TRACE_JSONL;
+	if (!rc)
+		rc = check_format(trace, options, why, why_bytes);
 	trace->requests = builder.requests;
 	trace->runs = builder.runs;
 	trace->n_requests = builder.n_requests;

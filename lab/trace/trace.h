@@ -50,6 +50,7 @@ struct kvt_trace {
 	struct kvt_trace_run *runs;
 	uint32_t n_requests;
 	uint32_t n_runs;
+	uint32_t format;  /* enum kvt_trace_format, not ANY */
 	uint32_t block;   /* positions per id */
 	bool literal;     /* an id is the key itself (block is 1) */
 	uint32_t n_sessions;
@@ -68,13 +69,14 @@ enum kvt_trace_format {
 	KVT_TRACE_AGENT = 1,
 	KVT_TRACE_JSONL = 2,
 	KVT_TRACE_GENERATE = 3,
+	KVT_TRACE_ANY = 4, /* that of the file's first object */
 };
 
 struct kvt_progress_line;
 
 struct kvt_trace_options {
 	uint32_t format;   /* enum kvt_trace_format */
-	const char *path;  /* plain or gzip; not used by GENERATE */
+	const char *path;  /* plain or gzip, "-": standard input; not used by GENERATE */
 	uint32_t block;    /* MOONCAKE, AGENT: positions per id; 0: 512, 64 */
 	uint32_t users;    /* AGENT, GENERATE: active at once; 0: 16 */
 	uint32_t requests; /* at most so many, in serving order; 0: all */
@@ -88,6 +90,7 @@ struct kvt_trace_options {
 /** Positions that a sub-agent of a burst adds of its own to the shared first request: the median
  * growth of a request in the agent trace. */
 #define KVT_TRACE_OWN_POSITIONS 727u
+#define KVT_TRACE_GENERATED_BLOCK 64u /* positions per id of a generated trace */
 #define KVT_TRACE_GAP_US (600ull * 1000000ull) /* longest pause inside a session */
 
 /** -EINVAL: not a format. */

@@ -97,9 +97,9 @@ wrong() {
 	[ $status = 2 ] || die "replay $*: exit status $status"
 	grep -q -e "$expected" "$work/out" || { cat "$work/out"; die "replay $*: no '$expected'"; }
 }
-wrong "--format is missing"
+wrong "FILE is missing"
 wrong "not 'x'" --format x
-wrong "needs a FILE" --format agent
+wrong "FILE is missing" --format agent
 wrong "/none/such" --format agent /none/such
 wrong "reads no file" --format generate /none/such
 printf '{"timestamp":0,"input_length":90,"hash_ids":[4,5,6]}\n' >"$work/blocks"
@@ -107,6 +107,18 @@ wrong "3 ids for 90 positions.*--block-size 32 would fit" --format mooncake "$wo
 wrong "traces with block ids" --format jsonl "$work/t" --block-size 32
 replay --format mooncake "$work/blocks" --block-size 32 --lockstep
 sound
+# The format is that of the first object; files with one array, and standard input.
+replay "$work/blocks" --block-size 32 --lockstep
+sound
+is input_positions 90
+printf '[{"conversations": [\n{"from": "human", "value": "ask"}, {"from": "gpt", "value": "ok"},
+	{"from": "human", "value": "more"}, {"from": "gpt", "value": "end"}]}]\n' >"$work/chat"
+replay - --page-size 1 --lockstep <"$work/chat"
+sound
+is requests 2
+is input_positions $((4 + 4 + 3 + 5))
+is hit_positions 4
+wrong "^mooncake: .*hash_ids" - <"$work/progress"
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65
 wrong "time-scale" --format generate --time-scale x

@@ -36,7 +36,7 @@ static int load_with(const struct kvt_trace_options *options, const char *text,
 	int rc;
 
 	write_file(text);
-	rc = kvt_trace_load(options, ret_trace, why, 512);
+	rc = kvt_trace_load(options, ret_trace, why, 1024);
 	unlink(path);
 	return rc;
 }
@@ -52,7 +52,7 @@ static int load(uint32_t format, const char *text, uint32_t users, struct kvt_tr
 static struct kvt_trace *load_good(uint32_t format, const char *text, uint32_t users)
 {
 	struct kvt_trace *trace = NULL;
-	char why[512] = "";
+	char why[1024] = "";
 
 	if (load(format, text, users, &trace, why))
 		fail_msg("%s", why);
@@ -196,7 +196,7 @@ TEST(ids_that_do_not_fit_the_length_are_refused)
 		struct kvt_trace_options options = { .format = cases[i].format, .path = path,
 						     .block = cases[i].block };
 		struct kvt_trace *trace;
-		char why[512] = "";
+		char why[1024] = "";
 
 		assert_int_equal(load_with(&options, cases[i].text, &trace, why), -EINVAL);
 		if (!strstr(why, cases[i].expected))
@@ -209,7 +209,7 @@ TEST(ids_stand_for_blocks_of_the_given_size)
 	struct kvt_trace_options options = { .format = KVT_TRACE_MOONCAKE, .path = path,
 					     .block = 16 };
 	struct kvt_trace *trace;
-	char why[512] = "";
+	char why[1024] = "";
 
 	if (load_with(&options, SMALL_BLOCKS, &trace, why))
 		fail_msg("%s", why);
@@ -224,7 +224,7 @@ TEST(a_refused_line_shows_a_right_one)
 
 	for (unsigned int i = 0; i < 3; i++) {
 		struct kvt_trace *trace;
-		char why[512] = "", line[512], *shown;
+		char why[1024] = "", line[512], *shown;
 
 		assert_int_equal(load(formats[i], "{\"b\":1}\n", 1, &trace, why), -EINVAL);
 		shown = strstr(why, "this format: ");
@@ -248,6 +248,99 @@ TEST(jsonl_takes_keys_and_text)
 	kvt_trace_free(trace);
 }
 
+/* Load a file without saying its format. */
+static struct kvt_trace *load_any(const char *text)
+{
+	return load_good(KVT_TRACE_ANY, text, 1);
+}
+
+TEST(the_format_is_that_of_the_first_object)
+{
+	static const struct {
+		const char *text;
+		uint32_t format, block;
+	} cases[] = {
+		{ "\n{\"input_length\":3,\"hash_ids\":[1]}", KVT_TRACE_MOONCAKE, 512 },
+		{ AGENT(1, 0, 64, 0, "[[1,1]]"), KVT_TRACE_AGENT, 64 },
+		{ "{\"prompt\":\"a\"}", KVT_TRACE_JSONL, 1 },
+	};
+
+	for (unsigned int i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct kvt_trace *trace = load_any(cases[i].text);
+
+		assert_int_equal(trace->n_requests, 1);
+		assert_int_equal(trace->format, cases[i].format);
+		assert_int_equal(trace->block, cases[i].block);
+		kvt_trace_free(trace);
+	}
+}
+
+TEST(a_file_of_no_format_is_shown_a_line_of_each)
+{
+	struct kvt_trace *trace;
+	char why[1024] = "";
+
+	assert_int_equal(load(KVT_TRACE_ANY, "id,prompt\n", 1, &trace, why), -EINVAL);
+	assert_non_null(strstr(why, ":1: not a JSON object"));
+	assert_non_null(strstr(why, "\nmooncake: {"));
+	assert_non_null(strstr(why, "\nagent: {"));
+	assert_non_null(strstr(why, "\njsonl: {"));
+	/* Later objects must be of the first one's format. */
+	assert_int_equal(load(KVT_TRACE_ANY, "{\"prompt\":\"a\"}\n\n{\"b\":1}", 1, &trace, why),
+			 -EINVAL);
+	assert_non_null(strstr(why, ":3: needs \"keys\""));
+	assert_null(strstr(why, "mooncake"));
+}
+
+TEST(objects_may_stand_in_one_array_and_on_several_lines)
+{
+	struct kvt_trace *trace = load_any("[{\"prompt\":\n\"a{\\\"[\"},\n"
+					   " {\"prompt\":\"a{}\"}]\n");
+
+	assert_int_equal(trace->n_requests, 2);
+	assert_int_equal(trace->requests[0].input, 4);
+	assert_int_equal(trace->requests[1].line, 2);
+	assert_int_equal(equal_keys(trace, 0, 1), 2);
+	kvt_trace_free(trace);
+}
+
+TEST(a_recorded_conversation_has_a_request_for_each_answer)
+{
+	struct kvt_trace *trace = load_any("{\"conversations\":["
+		"{\"from\":\"human\",\"value\":\"ask\"},{\"from\":\"gpt\",\"value\":\"ok\"},"
+		"{\"from\":\"human\",\"value\":\"more\"},{\"from\":\"gpt\",\"value\":\"end\"}]}");
+	uint32_t keys[12];
+
+	/* A key for each message, then its bytes. */
+	assert_int_equal(trace->n_requests, 2);
+	assert_int_equal(trace->requests[0].input, 4);
+	assert_int_equal(trace->requests[0].output, 3);
+	assert_int_equal(trace->requests[1].input, 4 + 3 + 5);
+	assert_int_equal(trace->requests[1].output, 4);
+	assert_int_equal(trace->requests[0].session, trace->requests[1].session);
+	assert_int_equal(equal_keys(trace, 0, 1), 4);
+	assert_int_equal(kvt_trace_common(trace, &trace->requests[0], &trace->requests[1]), 4);
+	kvt_trace_keys(trace, &trace->requests[1], 0, 12, keys);
+	assert_memory_equal(keys, ((const uint32_t[]){ 257, 'a', 's', 'k', 258, 'o', 'k', 257, 'm',
+						       'o', 'r', 'e' }), sizeof(keys));
+	kvt_trace_free(trace);
+}
+
+TEST(messages_that_wait_for_an_answer_are_one_request)
+{
+	/* As an API gets them, and as a line of a batch; tools stand in front. */
+	struct kvt_trace *trace = load_any("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
+		"{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"user\",\"content\":"
+		"[{\"type\":\"text\",\"text\":\"cd\"}]}],\"max_tokens\":9}"
+		"{\"body\":{\"tools\":[1],\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}}");
+
+	assert_int_equal(trace->n_requests, 2);
+	assert_int_equal(trace->requests[0].input, 2 + 2 + 3);
+	assert_int_equal(trace->requests[0].output, 9);
+	assert_int_equal(trace->requests[1].input, 3 + 2);
+	kvt_trace_free(trace);
+}
+
 TEST(bad_lines_are_named)
 {
 	static const struct {
@@ -263,12 +356,17 @@ TEST(bad_lines_are_named)
 		{ KVT_TRACE_MOONCAKE, "{\"input_length\":4}\n", "\"hash_ids\"" },
 		{ KVT_TRACE_MOONCAKE, "{\"input_length\":4,\"hash_ids\":[-1]}\n", "\"hash_ids\"" },
 		{ KVT_TRACE_JSONL, "{\"a\":1}\n", "\"keys\"" },
+		{ KVT_TRACE_JSONL, "{\"prompt\":[\"a\"]}\n", "keys must be integers" },
+		{ KVT_TRACE_JSONL, "{\"messages\":[{\"role\":\"user\"},1]}\n", "\"role\" and" },
+		{ KVT_TRACE_JSONL, "{\"messages\":[]}\n", "no messages" },
+		{ KVT_TRACE_JSONL, "{\"messages\":[{\"content\":[{\"image\":1}]}]}\n", "images" },
+		{ KVT_TRACE_JSONL, "[{\"prompt\":\"a\"}\n", "ends inside its array" },
 		{ KVT_TRACE_JSONL, "\n \n", "holds no request" },
 	};
 
 	for (unsigned int i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct kvt_trace *trace = NULL;
-		char why[512] = "";
+		char why[1024] = "";
 
 		assert_int_equal(load(cases[i].format, cases[i].text, 1, &trace, why), -EINVAL);
 		assert_null(trace);
@@ -281,7 +379,7 @@ TEST(a_missing_file_is_named)
 {
 	struct kvt_trace_options options = { .format = KVT_TRACE_AGENT, .path = "/none/such" };
 	struct kvt_trace *trace;
-	char why[512] = "";
+	char why[1024] = "";
 
 	assert_int_equal(kvt_trace_load(&options, &trace, why, sizeof(why)), -ENOENT);
 	assert_non_null(strstr(why, "/none/such"));
@@ -319,7 +417,7 @@ TEST(the_generator_is_deterministic_and_has_the_shape)
 					     .sessions = 20 };
 	struct kvt_trace *a, *b, *c;
 	uint64_t longer = 0, continued = 0;
-	char why[512];
+	char why[1024];
 
 	assert_int_equal(kvt_trace_load(&options, &a, why, sizeof(why)), 0);
 	assert_int_equal(kvt_trace_load(&options, &b, why, sizeof(why)), 0);
@@ -348,7 +446,7 @@ TEST(a_written_trace_reads_back)
 {
 	struct kvt_trace_options options = { .format = KVT_TRACE_GENERATE, .sessions = 6 };
 	struct kvt_trace *generated, *read;
-	char why[512] = "";
+	char why[1024] = "";
 
 	assert_int_equal(kvt_trace_load(&options, &generated, why, sizeof(why)), 0);
 	write_file("");
