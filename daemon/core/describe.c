@@ -64,7 +64,7 @@ bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t n
 		.hits = node->hits,
 		.priority = node->priority,
 		.root_key = kvt_root_key_of(core, id),
-		.side_pages = kvt_sides_count(core, id, node->sealed),
+		.side_pages = kvt_sides_in(core, id),
 		.point = last_point(core, node),
 		.sealer = node->sealed ? core->sealers[id] : 0,
 		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,

@@ -57,7 +57,7 @@ void kvt_need_compute(struct kvt_core *core, const struct kvt_walk *walk, uint32
 		need->path_pages += id == walk->node && need->split ?
 					    kvt_min(walk->in_node, node->sealed) +
 						    kvt_sides_count(core, id, walk->in_node) :
-					    node->sealed + kvt_sides_count(core, id, node->sealed);
+					    node->sealed + kvt_sides_in(core, id);
 	}
 }
 

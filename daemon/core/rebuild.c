@@ -757,7 +757,7 @@ static void count_node(struct kvt_core *core, uint32_t id)
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
-	uint32_t pages = node->sealed + kvt_sides_count(core, id, node->sealed);
+	uint32_t pages = node->sealed + kvt_sides_in(core, id);
 	bool locked = node->lock_ref > 0;
 
 	core->count->locked_nodes += locked;

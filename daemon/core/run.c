@@ -194,7 +194,7 @@ static bool take_effect(struct kvt_core *core, struct kvt_op_context *op, uint64
 		kvt_entry_keys(core, op);
 	kvt_mutation_begin(core);
 	/* A session may come back from a restart with smaller areas. */
-	if (token && !kvt_entry_areas_ok(core, op))
+	if (token && !op->keys)
 		error = kvt_refuse(op, -EINVAL, KVT_REASON_BAD_RANGE, 0);
 	else if (token && kvt_op_takes(op->sqe->op) & KVT_TAKES_LEASE)
 		error = kvt_entry_check_lease(core, op, true);

@@ -25,10 +25,8 @@ uint32_t kvt_sides_count(const struct kvt_core *core, uint32_t id, uint32_t page
 {
 	const struct kvt_node *node = kvt_node_at(core, id);
 
-	if (core->n_sides == 0 || core->sides_in[id] == 0)
-		return 0;
-	if (pages >= node->sealed)
-		return core->sides_in[id];
+	if (pages >= node->sealed || kvt_sides_in(core, id) == 0)
+		return kvt_sides_in(core, id);
 	if (pages <= node->sealed / 2)
 		return count_between(core, node, 0, pages);
 	return core->sides_in[id] - count_between(core, node, pages, node->sealed);

@@ -29,6 +29,12 @@ static inline uint32_t kvt_sides_count_of(const struct kvt_core *core, uint32_t 
 	return n;
 }
 
+/** All side pages of a node. */
+static inline uint32_t kvt_sides_in(const struct kvt_core *core, uint32_t node)
+{
+	return core->n_sides > 0 ? core->sides_in[node] : 0;
+}
+
 /** Count the side pages on the first `pages` pages of a node's run. */
 uint32_t kvt_sides_count(const struct kvt_core *core, uint32_t node, uint32_t pages);
 /** PRIVATE to CACHED as a side page of page `at` of a node's run, of a page in no list. */

@@ -340,7 +340,7 @@ uint32_t kvt_node_last(const struct kvt_core *core, uint32_t id, uint32_t most)
 	const struct kvt_node *node = kvt_node_at(core, id);
 	uint32_t n = 0;
 
-	if (core->n_sides == 0 || core->sides_in[id] == 0)
+	if (kvt_sides_in(core, id) == 0)
 		return kvt_min(most, node->n_slots);
 	for (uint32_t pages = 0; n < node->n_slots && pages < most; n++) {
 		uint32_t at = node->n_slots - n - 1;
@@ -354,7 +354,7 @@ uint32_t kvt_node_last(const struct kvt_core *core, uint32_t id, uint32_t most)
  * Returns how many. */
 static uint32_t free_run(struct kvt_core *core, uint32_t id, uint32_t first, uint32_t n)
 {
-	bool sided = core->n_sides > 0 && core->sides_in[id] > 0;
+	bool sided = kvt_sides_in(core, id) > 0;
 	uint32_t freed = n;
 
 	for (uint32_t slot = first + n; slot-- > first;) {
@@ -447,17 +447,12 @@ void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)
 
 /* ---- paths */
 
-static void count_locked(struct kvt_core *core, uint32_t id, bool locked)
+static void count_locked(struct kvt_core *core, struct kvt_node *node, bool locked)
 {
-	const struct kvt_node *node = kvt_node_at(core, id);
 	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
-	int64_t pages = node->sealed;
+	int64_t pages = node->sealed + kvt_sides_in(core, (uint32_t)(node - core->nodes));
 
-	if (core->n_sides > 0)
-		pages += core->sides_in[id];
-	if (!locked)
-		pages = -pages;
-
+	pages = locked ? pages : -pages;
 	core->count->locked_nodes += locked ? 1 : (uint64_t)-1;
 	if (node->flags & KVT_NODE_ROOT)
 		return;
@@ -480,7 +475,7 @@ void kvt_path_lock(struct kvt_core *core, uint32_t id, uint32_t until)
 			kvt_recency_remove(core, id);
 		if (node->heap_at)
 			kvt_heap_remove(core, &core->heap, id);
-		count_locked(core, id, true);
+		count_locked(core, node, true);
 	}
 	KVT_ASSERT(id == until); /* `until` was on the path */
 }
@@ -524,7 +519,7 @@ static void unlock_one(struct kvt_core *core, uint32_t id)
 	core->effort.nodes_touched++;
 	if (--node->lock_ref > 0)
 		return;
-	count_locked(core, id, false);
+	count_locked(core, node, false);
 	if (node->flags & KVT_NODE_ROOT) {
 		kvt_root_prune(core, id);
 		return;

@@ -195,7 +195,7 @@ static bool lacks_side(const struct kvt_core *core, uint32_t page, uint32_t at, 
 	return false;
 }
 
-uint32_t kvt_walk_usable(struct kvt_core *core, uint32_t node, uint32_t pages)
+uint32_t kvt_walk_search(struct kvt_core *core, uint32_t node, uint32_t pages)
 {
 	uint32_t end = pages, at = pages, most = 0;
 
