@@ -94,6 +94,12 @@ static void encode(struct bench_target *target, const struct kvt_request *reques
 	};
 	if (request->n_keys)
 		memcpy(target->keys, request->keys, request->n_keys * sizeof(uint32_t));
+	if (request->n_sides) {
+		sqe->flags |= KVT_F_SIDES;
+		target->keys[0] = request->n_sides;
+		memcpy(target->keys + 1, request->sides,
+		       request->n_sides * sizeof(*request->sides));
+	}
 	if (kvt_op_takes(request->op) & KVT_TAKES_PAGES) {
 		memcpy(target->keys, request->pages, request->n_pages * sizeof(uint32_t));
 		sqe->n_keys = request->n_pages;
@@ -107,7 +113,8 @@ static void encode(struct bench_target *target, const struct kvt_request *reques
 		sqe->generation = request->lease.generation;
 	}
 	if (kvt_op_takes(request->op) & KVT_TAKES_LIST &&
-	    (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK))
+	    (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK) &&
+	    (!(request->flags & KVT_F_NO_LIST) || request->n_sides))
 		sqe->list_capacity = AREA_LIST;
 }
 

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file sides.c
+ * A cycle whose COMMIT attaches side pages to its last page, beside the same cycle without sides.
+ * Both on the state machine in this process.
+ *
+ * Inputs: none; it makes its own tree. Invariant: the two cores run in turns, on the same keys.
+ * Caller: main.c.
+ */
+#include "bench/bench.h"
+
+#include <stdlib.h>
+
+#define KINDS 3u
+#define CACHED 4096u
+#define NEW 727u /* as in `cycle` */
+#define TURNS 20u
+#define AIM 1.3
+
+/* Run a sequence, with a side page of each kind at its last whole page. Return the ticks. */
+static uint64_t cycle(struct bench_target *target, const uint32_t *keys, uint32_t n,
+		      uint32_t reusable)
+{
+	uint32_t n_sides = target->config.n_sides, last = n / BENCH_PAGE_SIZE - 1;
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .keys = keys, .n_keys = n,
+				     .namespace_id = target->namespace_id };
+	struct kvt_request alloc = { .op = KVT_OP_ALLOC, .arg = n_sides };
+	struct kvt_request commit = { .op = KVT_OP_COMMIT, .arg = n, .fence = KVT_IDLE,
+				      .flags = KVT_F_KEEP | KVT_F_NO_LIST, .n_sides = n_sides };
+	struct kvt_request end = { .op = KVT_OP_END, .fence = KVT_IDLE };
+	struct kvt_request *const steps[] = { &begin, &commit, &end };
+	struct kvt_side sides[KINDS];
+	struct kvt_result result;
+	uint64_t start, ticks = 0;
+
+	if (bench_try(target, &alloc, &result))
+		bench_die("sides: no pages");
+	for (uint32_t kind = 0; kind < n_sides; kind++)
+		sides[kind] = (struct kvt_side){ KVT_SIDE_PLACE(last, kind), result.pages[kind] };
+	bench_release(target, &result);
+	commit.sides = sides;
+	for (uint32_t i = 0; i < 3; i++) {
+		bench_prepare(target, steps[i]);
+		start = bench_ticks();
+		bench_run(target, steps[i], &result);
+		ticks += bench_ticks() - start;
+		if (i == 0 && result.reusable != reusable)
+			bench_die("sides: %u positions reused", result.reusable);
+		if (i == 0)
+			commit.lease = end.lease = result.lease;
+		bench_release(target, &result);
+	}
+	return ticks;
+}
+
+void bench_sides(const struct bench_options *options)
+{
+	struct bench_options core = *options;
+	struct bench_target sided = { .config = { .n_sides = KINDS, .side_pages = { 1, 1, 1 } } };
+	struct bench_target plain = { 0 };
+	struct bench_samples with = { 0 }, without = { 0 };
+	struct bench_result line = { .name = "cycle_sides", .keys = CACHED + NEW,
+				     .kind = "a side page of 3 kinds at the last page",
+				     .floor_is = "the same without sides" };
+	uint32_t count = options->quick ? 200 : 1000, keys[CACHED + NEW];
+
+	core.core = true;
+	bench_target_open(&sided, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	bench_target_open(&plain, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	bench_new_keys(keys, CACHED);
+	cycle(&sided, keys, CACHED, 0);
+	cycle(&plain, keys, CACHED, 0);
+	for (uint32_t turn = 0; turn < TURNS; turn++) {
+		struct bench_target *target = turn % 2 ? &plain : &sided;
+
+		for (uint32_t i = 0; i < count; i++) {
+			bench_new_keys(keys + CACHED, NEW);
+			bench_samples_add(turn % 2 ? &without : &with,
+					  cycle(target, keys, CACHED + NEW, CACHED));
+		}
+	}
+	line.value = bench_samples_take(&with);
+	line.floor = bench_samples_take(&without);
+	bench_emit(&line);
+	bench_aim("BEGIN+COMMIT+END with 3 side pages, p50 / without",
+		  line.value.p50 / line.floor.p50, "x", AIM, false);
+	bench_target_close(&sided);
+	bench_target_close(&plain);
+}
