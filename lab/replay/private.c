@@ -13,77 +13,9 @@
 #include <string.h>
 
 #include "lab/replay/steps.h"
-#include "lab/trace/context.h"
+#include "lab/trace/tree.h"
 
-#define CONTEXTS 96u /* streams with kept keys; more than are active at once */
 #define PROGRESS_EVERY 256u
-
-/* ---- identities: a page is identified by the word at its last position ---- */
-
-/* A hash table, open addressing, from word to dense number. A collision of 64-bit words merges two
- * prefixes: some 10^-7 for ten million pages, good enough for a simulation. */
-struct identities {
-	uint64_t *words;
-	uint32_t *numbers; /* number + 1, 0: empty */
-	uint32_t mask;
-	uint32_t n;
-};
-
-static int identities_resize(struct identities *identities, uint32_t size)
-{
-	uint64_t *words = calloc(size, sizeof(*words));
-	uint32_t *numbers = calloc(size, sizeof(*numbers));
-
-	if (!words || !numbers) {
-		free(words);
-		free(numbers);
-		return -ENOMEM;
-	}
-	for (uint32_t i = 0; identities->numbers && i <= identities->mask; i++) {
-		uint32_t at = (uint32_t)identities->words[i] & (size - 1);
-
-		if (!identities->numbers[i])
-			continue;
-		while (numbers[at])
-			at = (at + 1) & (size - 1);
-		words[at] = identities->words[i];
-		numbers[at] = identities->numbers[i];
-	}
-	free(identities->words);
-	free(identities->numbers);
-	identities->words = words;
-	identities->numbers = numbers;
-	identities->mask = size - 1;
-	return 0;
-}
-
-static int identities_number(struct identities *identities, uint64_t word, uint32_t *ret_number)
-{
-	uint32_t at;
-	int rc;
-
-	if (!identities->numbers || identities->n > identities->mask / 2) {
-		rc = identities_resize(identities, identities->numbers ?
-					       (identities->mask + 1) * 2 : 1u << 16);
-		if (rc)
-			return rc;
-	}
-	at = (uint32_t)word & identities->mask;
-	while (identities->numbers[at] && identities->words[at] != word)
-		at = (at + 1) & identities->mask;
-	if (!identities->numbers[at]) {
-		identities->words[at] = word;
-		identities->numbers[at] = ++identities->n;
-	}
-	*ret_number = identities->numbers[at] - 1;
-	return 0;
-}
-
-static void identities_free(struct identities *identities)
-{
-	free(identities->words);
-	free(identities->numbers);
-}
 
 /* ---- one pool ---- */
 
@@ -91,13 +23,12 @@ static void identities_free(struct identities *identities)
 struct entry {
 	uint32_t older;
 	uint32_t younger;
-	uint32_t number;
+	uint32_t page;
 };
 
 struct pool {
 	struct entry *entries;
-	uint32_t *at; /* by page number: its entry, 0 if not cached */
-	uint32_t at_capacity;
+	uint32_t *at; /* by page of the tree: its entry, 0 if not cached */
 	uint32_t usable;
 	uint32_t free_pages;
 	uint32_t listed;     /* cached and unlocked pages */
@@ -105,10 +36,11 @@ struct pool {
 	struct kvt_private_result result;
 };
 
-static int pool_create(struct pool *pool, uint32_t usable)
+static int pool_create(struct pool *pool, uint32_t usable, uint32_t n_pages)
 {
 	pool->entries = calloc((size_t)usable + 1, sizeof(*pool->entries));
-	if (!pool->entries)
+	pool->at = calloc(n_pages, sizeof(*pool->at));
+	if (!pool->entries || !pool->at)
 		return -ENOMEM;
 	pool->usable = usable;
 	pool->free_pages = usable;
@@ -122,22 +54,6 @@ static void pool_free(struct pool *pool)
 {
 	free(pool->entries);
 	free(pool->at);
-}
-
-static int pool_reserve(struct pool *pool, uint32_t numbers)
-{
-	uint32_t wanted = numbers + numbers / 2 + 1024;
-	uint32_t *at;
-
-	if (numbers <= pool->at_capacity)
-		return 0;
-	at = realloc(pool->at, wanted * sizeof(*at));
-	if (!at)
-		return -ENOMEM;
-	memset(at + pool->at_capacity, 0, (wanted - pool->at_capacity) * sizeof(*at));
-	pool->at = at;
-	pool->at_capacity = wanted;
-	return 0;
 }
 
 static void pool_unlink(struct pool *pool, uint32_t entry)
@@ -167,7 +83,7 @@ static void pool_take(struct pool *pool, uint32_t n)
 		uint32_t oldest = pool->entries[0].younger;
 
 		pool_unlink(pool, oldest);
-		pool->at[pool->entries[oldest].number] = 0;
+		pool->at[pool->entries[oldest].page] = 0;
 		pool->entries[oldest].younger = pool->spare;
 		pool->spare = oldest;
 		pool->free_pages++;
@@ -198,15 +114,15 @@ static uint32_t pages_for(uint64_t positions, uint32_t page_size)
 	return (uint32_t)((positions + page_size - 1) / page_size);
 }
 
-/* `numbers` are the request's whole pages. */
+/* `path` has the request's whole pages. */
 static void pool_serve(struct pool *pool, const struct kvt_trace_request *request,
-		       uint32_t page_size, const uint32_t *numbers)
+		       uint32_t page_size, const uint32_t *path)
 {
 	uint32_t full = request->input / page_size, matched = 0, reused, own, extra;
 	uint32_t input_pages = pages_for(request->input, page_size);
 	uint32_t table = pages_for((uint64_t)request->input + request->output, page_size);
 
-	while (matched < full && pool->at[numbers[matched]])
+	while (matched < full && pool->at[path[matched]])
 		matched++;
 	reused = matched && matched * page_size == request->input ? matched - 1 : matched;
 	own = input_pages - reused;
@@ -217,102 +133,45 @@ static void pool_serve(struct pool *pool, const struct kvt_trace_request *reques
 	}
 	pool->result.hit_positions += (uint64_t)reused * page_size;
 	for (uint32_t i = 0; i < matched; i++)
-		pool_unlink(pool, pool->at[numbers[i]]);
+		pool_unlink(pool, pool->at[path[i]]);
 	pool_take(pool, own);
 	extra = pool_extend(pool, table - input_pages);
 	for (uint32_t i = matched; i < full; i++) {
 		uint32_t entry = pool->spare;
 
 		pool->spare = pool->entries[entry].younger;
-		pool->entries[entry].number = numbers[i];
-		pool->at[numbers[i]] = entry;
+		pool->entries[entry].page = path[i];
+		pool->at[path[i]] = entry;
 	}
 	pool->free_pages += own + extra - (full - matched);
 	for (uint32_t i = full; i-- > 0;)
-		pool_link_young(pool, pool->at[numbers[i]]);
+		pool_link_young(pool, pool->at[path[i]]);
 }
 
 /* ---- a trace through all routers ---- */
 
-struct stream_state {
-	struct kvt_context context;
-	uint32_t *numbers; /* of whole pages */
-	uint32_t capacity;
-	uint32_t stream;
-};
-
 struct simulation {
 	const struct kvt_trace *trace;
 	const struct kvt_private_options *options;
-	struct identities identities;
-	struct stream_state streams[CONTEXTS];
+	struct kvt_page_tree tree;
 	struct pool *pools; /* ONE, then N round robin, then N sticky */
-	uint64_t clock;
+	uint32_t *path; /* of the longest input */
 };
 
-static struct stream_state *find_stream(struct simulation *simulation, uint32_t stream)
-{
-	struct stream_state *oldest = &simulation->streams[0];
-
-	for (uint32_t i = 0; i < CONTEXTS; i++) {
-		struct stream_state *state = &simulation->streams[i];
-
-		if (state->context.request && state->stream == stream)
-			return state;
-		if (state->context.used < oldest->context.used)
-			oldest = state;
-	}
-	oldest->stream = stream;
-	oldest->context.request = NULL;
-	return oldest;
-}
-
-static int load_numbers(struct simulation *simulation, const struct kvt_trace_request *request,
-			const uint32_t **ret_numbers)
-{
-	struct stream_state *state = find_stream(simulation, request->stream);
-	uint32_t page_size = simulation->options->page_size, pages = request->input / page_size;
-	uint32_t kept, *larger;
-	int rc;
-
-	rc = kvt_context_load(&state->context, simulation->trace, request,
-			      request->session % simulation->options->n_namespaces, false, &kept);
-	if (rc)
-		return rc;
-	state->context.used = ++simulation->clock;
-	if (pages > state->capacity) {
-		larger = realloc(state->numbers, (pages + pages / 4) * sizeof(*larger));
-		if (!larger)
-			return -ENOMEM;
-		state->numbers = larger;
-		state->capacity = pages + pages / 4;
-	}
-	for (uint32_t i = kept / page_size; i < pages && !rc; i++)
-		rc = identities_number(&simulation->identities,
-				       state->context.words[(i + 1) * page_size - 1],
-				       &state->numbers[i]);
-	*ret_numbers = state->numbers;
-	return rc;
-}
-
-static int serve_one(struct simulation *simulation, uint32_t index)
+static void serve_one(struct simulation *simulation, uint32_t index)
 {
 	const struct kvt_trace_request *request = &simulation->trace->requests[index];
-	uint32_t n = simulation->options->n_pools;
+	uint32_t n = simulation->options->n_pools, page_size = simulation->options->page_size;
 	struct pool *serving[KVT_ROUTERS] = {
 		&simulation->pools[0],
 		&simulation->pools[1 + index % n],
 		&simulation->pools[1 + n + request->session % n],
 	};
-	const uint32_t *numbers;
-	int rc = load_numbers(simulation, request, &numbers);
 
-	for (int i = 0; i < KVT_ROUTERS && !rc; i++) {
-		rc = pool_reserve(serving[i], simulation->identities.n);
-		if (!rc)
-			pool_serve(serving[i], request, simulation->options->page_size, numbers);
-	}
-	return rc;
+	kvt_page_tree_path(&simulation->tree, simulation->tree.leaves[index],
+			   request->input / page_size, simulation->path);
+	for (int i = 0; i < KVT_ROUTERS; i++)
+		pool_serve(serving[i], request, page_size, simulation->path);
 }
 
 static void collect(const struct simulation *simulation,
@@ -334,33 +193,34 @@ static void collect(const struct simulation *simulation,
 
 int kvt_private_simulate(const struct kvt_trace *trace, const struct kvt_private_options *options,
 			 struct kvt_private_result ret_results[KVT_ROUTERS],
-			 kvt_private_progress_fn *progress, void *context)
+			 kvt_trace_progress_fn *progress, void *context)
 {
 	struct simulation simulation = { .trace = trace, .options = options };
 	uint32_t n_pools = 1 + 2 * options->n_pools;
 	int rc = 0;
 
 	simulation.pools = calloc(n_pools, sizeof(*simulation.pools));
-	if (!simulation.pools)
-		return -ENOMEM;
+	simulation.path = malloc(((size_t)trace->max_input + 1) * sizeof(*simulation.path));
+	if (!simulation.pools || !simulation.path)
+		rc = -ENOMEM;
+	if (!rc)
+		rc = kvt_page_tree_build(&simulation.tree, trace, options->page_size,
+					 options->n_namespaces, progress, context);
 	for (uint32_t i = 0; i < n_pools && !rc; i++)
 		rc = pool_create(&simulation.pools[i],
 				 i ? options->usable_pages / options->n_pools :
-				     options->usable_pages);
+				     options->usable_pages, simulation.tree.n);
 	for (uint32_t i = 0; i < trace->n_requests && !rc; i++) {
-		rc = serve_one(&simulation, i);
-		if (!rc && progress && i % PROGRESS_EVERY == 0 && !progress(context, i))
+		serve_one(&simulation, i);
+		if (progress && i % PROGRESS_EVERY == 0 && !progress(context, i))
 			rc = -ECANCELED;
 	}
 	if (!rc)
 		collect(&simulation, ret_results);
-	for (uint32_t i = 0; i < n_pools; i++)
+	for (uint32_t i = 0; simulation.pools && i < n_pools; i++)
 		pool_free(&simulation.pools[i]);
-	for (uint32_t i = 0; i < CONTEXTS; i++) {
-		kvt_context_free(&simulation.streams[i].context);
-		free(simulation.streams[i].numbers);
-	}
-	identities_free(&simulation.identities);
+	kvt_page_tree_free(&simulation.tree);
+	free(simulation.path);
 	free(simulation.pools);
 	return rc;
 }

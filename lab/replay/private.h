@@ -12,7 +12,7 @@
  * pool of the whole size is also a prediction of what a lockstep replay must measure.
  */
 
-#include "lab/trace/trace.h"
+#include "lab/trace/tree.h"
 
 enum kvt_private_router {
 	KVT_ROUTER_ONE = 0,         /* one pool of the whole size: an ideal trunk */
@@ -35,12 +35,10 @@ struct kvt_private_options {
 	uint32_t n_namespaces; /* session modulo this */
 };
 
-/** Simulate all routers in one pass. `progress` (may be NULL) is called from time to time with the
- * number of finished requests; false stops with -ECANCELED. 0 or -ENOMEM. */
-typedef bool kvt_private_progress_fn(void *context, uint32_t done);
+/** Simulate all routers in one pass. `progress` may be NULL. 0, -ENOMEM, -ECANCELED. */
 int kvt_private_simulate(const struct kvt_trace *trace, const struct kvt_private_options *options,
 			 struct kvt_private_result ret_results[KVT_ROUTERS],
-			 kvt_private_progress_fn *progress, void *context);
+			 kvt_trace_progress_fn *progress, void *context);
 
 /* ---- the flat cache of hash-chained blocks ---- */
 
