@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kvtrunk.h"
+#include "lab/analyze/analyze.h"
 #include "lab/chaos/chaos.h"
 #include "lab/replay/replay.h"
 #include "lab/script/script.h"
@@ -55,6 +56,7 @@ static const struct command {
 } commands[] = {
 	{ "script", "drive a daemon, one operation a line", kvt_script_main },
 	{ "replay", "send a trace through worker processes", kvt_replay_main },
+	{ "analyze", "say what a trace or batch has in common, before it runs", kvt_analyze_main },
 	{ "verify", "compare a daemon's operation log with the model", kvt_verify_main },
 	{ "chaos", "kill and stop workers and the daemon under load", kvt_chaos_main },
 	{ "bench", NULL, bench }, /* help depends on what is installed */

@@ -3,7 +3,7 @@
 _kvtlab() {
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words=""
 	case $previous in
-	--socket | --log | --served | --write-trace | --daemon)
+	--socket | --svg | --log | --served | --write-trace | --daemon)
 		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 		return ;;
 	--policy) words="lru slru lfu fifo filo mru priority" ;;
@@ -14,7 +14,7 @@ _kvtlab() {
 		return
 	fi
 	if [ "$COMP_CWORD" = 1 ]; then
-		words="script replay verify chaos bench help --help --version"
+		words="script replay analyze verify chaos bench help --help --version"
 	else
 		case ${COMP_WORDS[1]} in
 		script) words="--socket --daemon --help" ;;
@@ -23,6 +23,8 @@ _kvtlab() {
 			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
 			--kill --coalesce --bursts --prefill-rate --served --write-trace --no-verify
 			--no-private --json --quiet --progress --help --help-all" ;;
+		analyze) words="--format --block-size --page-size --concurrency --pages --requests --users
+			--context --socket --namespace --svg --json --quiet --help" ;;
 		verify) words="--json --help" ;;
 		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
 		bench) words="attn restart --help" ;;

@@ -9,7 +9,7 @@
 
 #include "lab/trace/trace.h"
 
-/** Pages have numbers from 1 in order of appearance, so a parent's is below its children's. Number 0
+/** Pages have numbers from 1 in order of appearance: a parent is below its children. Number 0
  * is the root, which is no page. */
 struct kvt_page_tree {
 	uint32_t n;        /* pages, the root included */
