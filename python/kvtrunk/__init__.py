@@ -21,6 +21,7 @@ Positions count keys (tokens), pages are numbers in the pool, times are seconds.
 by several threads; calls on one client wait for each other, so give threads that wait a client each.
 Waits let other threads run. A forked child must connect itself.
 """
+from ._analyze import Analysis, PoolHits, analyze
 from ._client import (Client, Counters, Info, Match, Namespace, Request, Result, Lease, connect,
                       version)
 from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, Forked,
@@ -36,10 +37,10 @@ from ._view import Array
 __version__ = version()
 
 __all__ = [
-    "Again", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
+    "Again", "Analysis", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
     "DaemonUnreachable", "Error", "Forked", "Geometry", "GeometryMismatch", "Info",
     "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
-    "Pool", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
-    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "bigram_keys", "connect",
+    "Pool", "PoolHits", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
+    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "analyze", "bigram_keys", "connect",
     "image_hash", "image_keys", "progress", "version",
 ]
