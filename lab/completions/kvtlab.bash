@@ -21,7 +21,8 @@ _kvtlab() {
 		replay) words="--format --block-size --workers --socket --start-daemon --daemon --pages --page-size
 			--page-bytes --policy --disabled --log --requests --users --context --sessions
 			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
-			--kill --coalesce --bursts --prefill-rate --served --write-trace --no-verify
+			--kill --coalesce --bursts --prefill-rate --sides --points-every --points-all
+			--points-drop --served --write-trace --no-verify
 			--no-private --json --quiet --progress --help --help-all" ;;
 		analyze) words="--format --block-size --page-size --concurrency --pages --requests --users
 			--context --socket --namespace --svg --json --quiet --help" ;;

@@ -87,6 +87,11 @@ static const char more_usage[] =
 	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
 	"  --prefill-rate N    positions a second that one device computes for all workers\n"
 	"                      together (0: as fast as patterns are written)\n"
+	"  --sides W0,W1,...   our own daemon's pages have sides; workers publish points\n"
+	"  --points-every N    also a point every N positions of what is computed (0: not)\n"
+	"  --points-all        a point at each page, to compare\n"
+	"  --points-drop       drop the point that was reused if it takes more pages than the\n"
+	"                      positions computed since\n"
 	"  --served FILE       write 'B index line hit' and 'E index line' in the daemon's order\n"
 	"  --write-trace FILE  write the trace (generate) in the agent format, and stop\n"
 	"  --no-verify         do not look at the pattern of reused pages\n"
@@ -100,6 +105,7 @@ enum option_code {
 	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
 	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
 	OPT_PROGRESS, OPT_BLOCK_SIZE, OPT_HELP_ALL,
+	OPT_SIDES, OPT_POINTS_EVERY, OPT_POINTS_ALL, OPT_POINTS_DROP,
 };
 
 static const struct option long_options[] = {
@@ -130,6 +136,10 @@ static const struct option long_options[] = {
 	{ "coalesce", required_argument, NULL, OPT_COALESCE },
 	{ "bursts", required_argument, NULL, OPT_BURSTS },
 	{ "prefill-rate", required_argument, NULL, OPT_PREFILL },
+	{ "sides", required_argument, NULL, OPT_SIDES },
+	{ "points-every", required_argument, NULL, OPT_POINTS_EVERY },
+	{ "points-all", no_argument, NULL, OPT_POINTS_ALL },
+	{ "points-drop", no_argument, NULL, OPT_POINTS_DROP },
 	{ "served", required_argument, NULL, OPT_SERVED },
 	{ "write-trace", required_argument, NULL, OPT_WRITE },
 	{ "verify", no_argument, NULL, OPT_VERIFY },
@@ -190,6 +200,7 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		{ OPT_KILL, "kill", &options->kills, 0, KVT_REPLAY_MAX_WORKERS },
 		{ OPT_COALESCE, "coalesce", &options->coalesce_ms, 0, UINT32_MAX },
 		{ OPT_BURSTS, "bursts", &options->trace.bursts, 1, 64 },
+		{ OPT_POINTS_EVERY, "points-every", &options->points_every, 0, 1u << 30 },
 		{ OPT_PREFILL, "prefill-rate", &options->prefill_rate, 0, UINT32_MAX },
 	};
 
@@ -211,6 +222,12 @@ static bool set_flag(struct kvt_replay_options *options, int code)
 		return true;
 	case OPT_DISABLED:
 		options->disabled = true;
+		return true;
+	case OPT_POINTS_ALL:
+		options->points_all = true;
+		return true;
+	case OPT_POINTS_DROP:
+		options->points_drop = true;
 		return true;
 	case OPT_LOCKSTEP:
 		options->lockstep = true;
@@ -259,6 +276,9 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 	case OPT_POLICY:
 		options->policy = text;
 		break;
+	case OPT_SIDES:
+		options->sides = text;
+		break;
 	case OPT_LOG:
 		options->log_path = text;
 		break;
@@ -304,8 +324,8 @@ static void check(struct kvt_replay_options *options)
 	if (options->kills >= options->workers)
 		usage_error("--kill %u would leave no worker of %u", options->kills,
 			    options->workers);
-	if (options->socket_path && (options->log_path || options->disabled))
-		usage_error("--log and --disabled are for a daemon of our own: add "
+	if (options->socket_path && (options->log_path || options->disabled || options->sides))
+		usage_error("--log, --disabled and --sides are for a daemon of our own: add "
 			    "--start-daemon, or leave out --socket and KVTRUNK_SOCKET");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
@@ -337,7 +357,8 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 static int start_daemon(struct replay *replay)
 {
 	const struct kvt_replay_options *options = &replay->options;
-	char pages[32], size[32], bytes[32], policy[64], keys[32], log[4200], why[512] = "";
+	char pages[32], size[32], bytes[32], policy[64], keys[32], log[4200], sides[128];
+	char why[512] = "";
 	const char *flags[16] = { pages, size, bytes, policy, keys, "--max_private_pages=0",
 				  "--max_leases=0", "--log_level=error" };
 	uint64_t most = (uint64_t)replay->trace->max_input + replay->trace->max_output + 64;
@@ -356,6 +377,10 @@ static int start_daemon(struct replay *replay)
 	}
 	if (options->disabled)
 		flags[n++] = "--caching=no";
+	if (options->sides) {
+		snprintf(sides, sizeof(sides), "--sides=%s", options->sides);
+		flags[n++] = sides;
+	}
 	rc = kvt_own_daemon_start(&replay->daemon, options->daemon, flags, -1, why, sizeof(why));
 	if (rc) {
 		fprintf(stderr, "kvtlab replay: %s\n", why);
@@ -384,6 +409,7 @@ static int open_observer(struct replay *replay)
 	info = kvt_client_info(replay->observer);
 	replay->report.page_size = info->page_size;
 	replay->report.n_pages = info->n_pages;
+	replay->report.n_sides = info->n_sides;
 	return 0;
 }
 
@@ -580,7 +606,7 @@ static int simulate(struct replay *replay)
 	};
 	int rc;
 
-	if (!replay->options.simulate)
+	if (!replay->options.simulate || replay->report.n_sides) /* it knows no points */
 		return 0;
 	kvt_progress_begin(&replay->line, replay->options.progress);
 	rc = kvt_private_simulate(replay->trace, &options, replay->report.private, keep_simulating,

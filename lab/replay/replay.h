@@ -29,6 +29,7 @@ struct kvt_replay_options {
 	const char *socket_path; /* NULL: a daemon of our own */
 	const char *daemon;      /* program */
 	const char *policy;
+	const char *sides;       /* of our own daemon; NULL: none */
 	const char *served_path;
 	const char *log_path;
 	uint32_t workers;
@@ -41,7 +42,10 @@ struct kvt_replay_options {
 	uint32_t coalesce_ms; /* longest wait of a BEGIN for others' pages; 0: none */
 	uint32_t prefill_rate; /* positions that the device computes in a second; 0: no pause */
 	uint32_t n_namespaces;
+	uint32_t points_every; /* positions between two points on the way; 0: none */
 	double time_scale; /* 0: as fast as possible; 1: as recorded; 60: an hour in a minute */
+	bool points_all;  /* a point at each page */
+	bool points_drop; /* the reused point, if its side pages outnumber the pages since */
 	bool lockstep;
 	bool disabled;
 	bool force_miss;
@@ -102,6 +106,8 @@ struct kvt_replay_worker {
 	uint64_t computed_positions;
 	uint64_t duplicates;
 	uint64_t stale_commits;
+	uint64_t matched_positions; /* of which BEGIN reused those in front of a point */
+	uint64_t without_point;     /* requests that published none for want of pages */
 	uint64_t cut_short; /* answers cut for want of pages */
 	struct kvt_latency latency[KVT_REPLAY_OPS];
 	uint32_t path_nodes[KVT_REPLAY_MAX_NODES];
@@ -172,7 +178,7 @@ struct kvt_replay_report {
 	const struct kvt_trace *trace;
 	const struct kvt_replay_shared *shared;
 	double seconds;
-	uint32_t page_size, n_pages;
+	uint32_t page_size, n_pages, n_sides;
 	struct kvt_counters before, after, peak;
 	uint32_t workers_lost, workers_failed;
 	uint64_t problems; /* found by the final audit */

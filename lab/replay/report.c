@@ -23,6 +23,7 @@ struct totals {
 	uint64_t input, hits;
 	uint32_t served, refused, lost, fallbacks;
 	uint64_t pattern_errors, verified_pages, look_on, computed, duplicates, stale, cut_short;
+	uint64_t matched, without_point;
 	struct kvt_latency latency[KVT_REPLAY_OPS];
 	uint32_t nodes_p50, nodes_p99, nodes_max;
 };
@@ -74,6 +75,8 @@ static void add_up(const struct kvt_replay_report *report, struct totals *totals
 		totals->duplicates += worker->duplicates;
 		totals->stale += worker->stale_commits;
 		totals->cut_short += worker->cut_short;
+		totals->matched += worker->matched_positions;
+		totals->without_point += worker->without_point;
 		for (uint32_t op = 0; op < KVT_REPLAY_OPS; op++)
 			kvt_latency_merge(&totals->latency[op], &worker->latency[op]);
 	}
@@ -180,6 +183,9 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "input_positions", totals->input);
 	kvt_json_u64(&json, "hit_positions", totals->hits);
 	json_number(&json, "hit_rate", 6, rate(totals->hits, totals->input));
+	kvt_json_u64(&json, "matched_positions", totals->matched);
+	kvt_json_u64(&json, "side_pages", report->after.side_pages);
+	kvt_json_u64(&json, "requests_without_point", totals->without_point);
 	kvt_json_u64(&json, "prefill_avoided_positions", totals->hits + totals->look_on);
 	kvt_json_u64(&json, "look_on_positions", totals->look_on);
 	kvt_json_u64(&json, "computed_positions", totals->computed);
@@ -280,6 +286,10 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 	printf("input positions %" PRIu64 "\n", totals->input);
 	printf("hit positions   %" PRIu64 " (and %" PRIu64 " taken over from others while they "
 	       "computed them)\n", totals->hits, totals->look_on);
+	if (report->n_sides)
+		printf("points          %" PRIu64 " positions matched; %" PRIu64 " side pages now; "
+		       "%" PRIu64 " requests without room for a point\n", totals->matched,
+		       report->after.side_pages, totals->without_point);
 	print_waits(report, totals);
 	printf("hit rate\n");
 	print_rates(report, totals);

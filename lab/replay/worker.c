@@ -18,6 +18,7 @@
 #include "libclient/state.h"
 #include "shm/atomic.h"
 #include "lab/replay/replay.h"
+#include "lab/replay/points.h"
 #include "lab/replay/steps.h"
 #include "lab/trace/context.h"
 
@@ -39,6 +40,7 @@ struct run {
 	uint32_t *table;
 	uint32_t n_table;
 	uint32_t capacity;
+	struct kvt_points points; /* its side pages, where pages have sides */
 };
 
 struct worker {
@@ -52,6 +54,7 @@ struct worker {
 	uint64_t piece_stride;
 	uint32_t page_size;
 	uint32_t page_words; /* words of a page that are used */
+	uint32_t n_sides;
 	uint32_t *namespaces;
 	struct run runs[KVT_REPLAY_MAX_CONCURRENCY];
 	uint32_t n_active;
@@ -137,6 +140,36 @@ static void verify_pages(struct worker *worker, struct run *run, uint32_t from_p
 		verify_part(worker, run, i, i * worker->page_size, (i + 1) * worker->page_size);
 }
 
+/* Return the word of a side page: of the last position in front of it, and of its kind. */
+static uint64_t side_word(const struct worker *worker, const struct run *run, uint32_t index,
+			  uint32_t kind)
+{
+	return kvt_trace_mix(run->context->words[(index + 1) * worker->page_size - 1] + kind);
+}
+
+/* Compare the side pages that BEGIN gave. */
+static void verify_sides(struct worker *worker, struct run *run, const struct kvt_result *result)
+{
+	const struct kvt_info *info = kvt_client_info(worker->client);
+	uint32_t end = run->reusable / worker->page_size, at = 0;
+
+	for (uint32_t kind = 0; kind < info->n_sides && worker->options->verify; kind++) {
+		uint32_t n = info->side_pages[kind] < end ? info->side_pages[kind] : end;
+
+		for (uint32_t index = end - n; index < end; index++, at++) {
+			worker->mine->verified_pages++;
+			if (at < result->n_sides &&
+			    *word_at(worker, result->sides[at], 0) ==
+				    side_word(worker, run, index, kind))
+				continue;
+			if (worker->mine->pattern_errors++ < ERRORS_SHOWN)
+				fprintf(stderr, "kvtlab replay: WRONG PATTERN: worker %u, request "
+					"%u, side page %u of page %u\n", worker->number,
+					run->index, kind, index);
+		}
+	}
+}
+
 /* ---- calls ---- */
 
 static int timed_call(struct worker *worker, uint32_t op, const struct kvt_request *request,
@@ -212,6 +245,20 @@ static void finish(struct worker *worker, struct run *run, uint32_t state)
 	worker->n_active--;
 }
 
+static void begin_points(struct worker *worker, struct run *run, const struct kvt_result *result)
+{
+	const struct kvt_replay_options *options = worker->options;
+	uint32_t ps = worker->page_size;
+	struct kvt_points_rule rule = {
+		.every = options->points_all ? 1 : (options->points_every + ps - 1) / ps,
+		.drop = options->points_drop,
+	};
+
+	if (kvt_points_begin(&run->points, worker->client, &rule, result->reusable / ps,
+			     result->matched / ps, run->request->input / ps))
+		fail(worker, "out of memory");
+}
+
 static void begin(struct worker *worker, struct run *run)
 {
 	const struct kvt_trace_request *request = run->request;
@@ -243,8 +290,13 @@ static void begin(struct worker *worker, struct run *run)
 	run->lease = result.lease;
 	run->reusable = run->next = result.reusable;
 	run->begun = true;
+	worker->mine->matched_positions += result.matched;
 	append_pages(worker, run, &result);
 	count_path(worker, &result);
+	if (worker->n_sides) {
+		verify_sides(worker, run, &result);
+		begin_points(worker, run, &result);
+	}
 	kvt_result_release(worker->client, &result);
 	verify_pages(worker, run, 0, run->reusable / worker->page_size);
 }
@@ -289,6 +341,27 @@ static void use_device(struct worker *worker, uint32_t positions)
 		;
 }
 
+/* Compute the side pages of a step, and let its COMMIT publish them. */
+static void compute_sides(struct worker *worker, struct run *run, uint32_t to,
+			  struct kvt_request *commit)
+{
+	struct kvt_points *points = &run->points;
+
+	if (kvt_points_step(points, to, worker->page_size))
+		fail(worker, "ALLOC");
+	for (uint32_t i = 0; i < points->n_pairs; i++) {
+		const struct kvt_side *pair = &points->pairs[i];
+
+		if (pair->page != KVT_NONE)
+			*word_at(worker, pair->page, 0) =
+				side_word(worker, run, KVT_SIDE_INDEX(pair->place),
+					  KVT_SIDE_KIND(pair->place));
+	}
+	commit->flags |= KVT_F_KEEP | KVT_F_NO_LIST;
+	commit->sides = points->pairs;
+	commit->n_sides = points->n_pairs;
+}
+
 static void compute_chunk(struct worker *worker, struct run *run)
 {
 	uint32_t input = run->request->input, to = input, from_page = run->next / worker->page_size;
@@ -307,6 +380,8 @@ static void compute_chunk(struct worker *worker, struct run *run)
 	}
 	commit.arg = to;
 	commit.flags = to < input ? KVT_F_CHUNKED : 0;
+	if (worker->n_sides)
+		compute_sides(worker, run, to, &commit);
 	rc = timed_call(worker, KVT_REPLAY_COMMIT, &commit, &result);
 	if (rc == -ESTALE) { /* an operator reset or removed it */
 		run->stale = true;
@@ -316,7 +391,10 @@ static void compute_chunk(struct worker *worker, struct run *run)
 	}
 	if (rc)
 		fail(worker, "COMMIT");
-	take_table(worker, run, &result, from_page);
+	if (!worker->n_sides)
+		take_table(worker, run, &result, from_page);
+	else if (kvt_points_committed(&run->points, &result, to, worker->page_size))
+		fail(worker, "FREE");
 	worker->mine->look_on_positions += result.advanced;
 	worker->mine->duplicates += result.duplicates;
 	run->next = result.next;
@@ -376,6 +454,11 @@ static void end(struct worker *worker, struct run *run)
 	struct kvt_result result;
 
 	verify_end(worker, run);
+	if (worker->n_sides) {
+		worker->mine->without_point += run->points.out;
+		if (kvt_points_end(&run->points))
+			fail(worker, "FREE");
+	}
 	if (timed_call(worker, KVT_REPLAY_END, &end, &result))
 		fail(worker, "END");
 	kvt_store_relaxed(&worker->shared->slots[run->index].end_seq, result.seq);
@@ -587,6 +670,7 @@ static void open_client(struct worker *worker, const char *socket_path)
 	}
 	info = kvt_client_info(worker->client);
 	worker->page_size = info->page_size;
+	worker->n_sides = info->n_sides;
 	worker->mine->session = info->session;
 	map_pool(worker);
 	for (uint32_t i = 0; i < options->n_namespaces; i++) {
