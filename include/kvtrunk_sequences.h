@@ -74,6 +74,26 @@ uint32_t kvt_seq_shared(const struct kvt_seq *seq);    /* reusable ones that oth
 uint32_t kvt_seq_next(const struct kvt_seq *seq);      /* where to continue computing */
 uint32_t kvt_seq_known(const struct kvt_seq *seq);     /* keys given so far */
 
+/** Side pages of kind `kind` where the sequence began (see struct kvt_request): those of the last
+ * pages below kvt_seq_reusable(), oldest first, as many as the option `sides` says or there are.
+ * Locked like the page table, and read only: a sequence that continues from a state copies it into
+ * a page of its own first. NULL and 0: the daemon has no such kind. Valid until the end.
+ * If kvt_seq_matched() is above kvt_seq_reusable(), two prompts part there, and no point is. Make
+ * one at `matched`, so that the next prompt continues behind it. */
+const uint32_t *kvt_seq_sides(const struct kvt_seq *seq, uint32_t kind, uint32_t *ret_n);
+
+/** Give a page of kvt_alloc() to the sequence: the next commit makes it the side page of kind
+ * `kind` of page `index` of the page table, which must lie in front of that commit's `computed`.
+ * Costs no message. The page is the sequence's from now on. Write it no more after that commit's
+ * fence, and read it until the end: it is cached, or, if its place has a side page already or the
+ * commit fails, freed at the fence of the end. Page KVT_NONE drops what is there, unless another
+ * sequence or prefix needs it. A commit that takes side pages implies KVT_F_KEEP, and leaves the
+ * page table as it is.
+ * Errors, which change nothing: -EINVAL the daemon has no sides or no such kind, or table or pool
+ * no such page; -ENOMEM. A page that is not the session's, in a sequence or named twice fails the
+ * commit (-EINVAL). */
+int kvt_seq_attach(struct kvt_seq *seq, uint32_t index, uint32_t kind, uint32_t page);
+
 /** Publish positions [0, computed): whole pages become visible to all. Duplicates are replaced in
  * the page table (with KVT_F_KEEP they stay readable until the end). Pages beyond that others
  * sealed meanwhile are taken over: kvt_seq_next() may jump.

@@ -8,6 +8,7 @@
 
 #include "libclient/area.h"
 #include "libclient/fail.h"
+#include "libclient/sides.h"
 #include "libclient/slot.h"
 #include "libclient/steps.h"
 #include "libclient/submit.h"
@@ -185,6 +186,29 @@ static bool undo(struct kvt_client *client, uint32_t number)
 	return true;
 }
 
+/* Submit what the end of a sequence still needs. True: all, and the handle is free. */
+static bool submit_end(struct kvt_client *client, struct kvt_seq *seq)
+{
+	struct kvt_request request = { .op = KVT_OP_END, .lease = seq->lease,
+				       .fence = seq->fence };
+	uint32_t number;
+
+	if (seq->lease.index) {
+		if (kvt_client_put(client, &request, KVT_SLOT_SILENT, false, &number) == -EAGAIN)
+			return false;
+		seq->lease.index = 0;
+	}
+	if (seq->n_ahead + seq->n_late) /* commits that say which side pages are left */
+		return false;
+	while (kvt_seq_free_sides(seq, &request)) {
+		if (kvt_client_put(client, &request, KVT_SLOT_SILENT, false, &number) == -EAGAIN)
+			return false;
+		seq->n_left -= request.n_pages;
+	}
+	kvt_seq_recycle(seq);
+	return true;
+}
+
 void kvt_answer_retry(struct kvt_client *client)
 {
 	while (client->undo.first) {
@@ -196,16 +220,13 @@ void kvt_answer_retry(struct kvt_client *client)
 		if (!next)
 			client->undo.last = 0;
 	}
-	while (client->ending) {
-		struct kvt_seq *seq = client->ending;
-		struct kvt_request request = { .op = KVT_OP_END, .lease = seq->lease,
-					       .fence = seq->fence };
-		uint32_t number;
+	for (struct kvt_seq **at = &client->ending; *at;) {
+		struct kvt_seq *seq = *at, *next = seq->next_free;
 
-		if (kvt_client_put(client, &request, KVT_SLOT_SILENT, false, &number) == -EAGAIN)
-			return;
-		client->ending = seq->next_free;
-		kvt_seq_recycle(seq);
+		if (submit_end(client, seq))
+			*at = next;
+		else
+			at = &seq->next_free;
 	}
 }
 
@@ -214,6 +235,14 @@ void kvt_client_end_later(struct kvt_client *client, struct kvt_seq *seq)
 	seq->next_free = client->ending;
 	client->ending = seq;
 	kvt_answer_retry(client);
+}
+
+/* Tell a sequence the answer of its slot. */
+static void tell(const struct kvt_slot *slot, struct kvt_result *result,
+		 void (*take)(struct kvt_seq *seq, const struct kvt_result *result))
+{
+	kvt_seq_sides_answered(slot->seq, slot, result);
+	take(slot->seq, result);
 }
 
 /* Hand an asynchronous answer to its sequence and free the slot. */
@@ -226,9 +255,11 @@ static int take_ahead(struct kvt_client *client, uint32_t number, const struct k
 	if (KVT_UNLIKELY(decode(client, slot, cqe, &result) != 0))
 		rc = broken_answer(client);
 	else if (slot->seq)
-		kvt_seq_answered(slot->seq, &result);
+		tell(slot, &result, kvt_seq_answered);
 	slot->seq = NULL;
 	kvt_slot_free(client, number);
+	if (KVT_UNLIKELY(client->ending))
+		kvt_answer_retry(client);
 	return rc;
 }
 
@@ -240,7 +271,7 @@ static void take_late(struct kvt_client *client, uint32_t number, const struct k
 
 	/* Not in undo(): a sequence that waits for its table must not wait for room. */
 	if (slot->seq && decode(client, slot, cqe, &result) == 0)
-		kvt_seq_late(slot->seq, &result);
+		tell(slot, &result, kvt_seq_late);
 	slot->seq = NULL;
 	slot->cqe = *cqe;
 	slot->state = KVT_SLOT_UNDO;

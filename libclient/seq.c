@@ -11,6 +11,7 @@
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/sides.h"
 #include "libclient/table.h"
 #include "libclient/wait.h"
 
@@ -146,6 +147,8 @@ static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t
 	seq->known = seq->shown.known = n_keys;
 	seq->n_held = seq->shown.n_pages = 0;
 	kvt_seq_take_table(seq, &seq->shown, result);
+	if (result->n_sides)
+		memcpy(seq->sides, result->sides, result->n_sides * sizeof(*seq->sides));
 }
 
 int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
@@ -180,6 +183,8 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 	/* A table above the pool's size is not reserved: the daemon refuses it as too large. */
 	if (rc == 0 && table < client->info.n_pages)
 		rc = kvt_seq_reserve(seq, table);
+	if (rc == 0)
+		rc = kvt_seq_reserve_sides(seq);
 	if (rc != 0) {
 		if (seq)
 			kvt_seq_recycle(seq);
@@ -215,6 +220,8 @@ int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *answer, uint32_t
 				       "granted BEGIN of %u keys, or it has been released", n_keys);
 	seq = seq_take(client);
 	rc = seq ? kvt_seq_reserve(seq, answer->n_pages) : -ENOMEM;
+	if (rc == 0)
+		rc = kvt_seq_reserve_sides(seq);
 	if (rc != 0) {
 		if (seq)
 			kvt_seq_recycle(seq);
@@ -366,6 +373,7 @@ static int commit_alone(struct kvt_seq *seq, uint32_t computed)
 		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BEYOND_TABLE,
 				       "commit: %s", kvt_reason_text(KVT_REASON_BEYOND_TABLE));
 	stop_sharing(seq, seq->stale, computed);
+	kvt_seq_keep_sides(seq);
 	if (seq->client->dead)
 		return kvt_client_usable(seq->client);
 	return kvt_client_fail(seq->client, -ESTALE, (int)seq->stale,
@@ -391,6 +399,7 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 		.arg = computed,
 		.fence = fence,
 	};
+	uint32_t list_words;
 	int rc = seq_usable(seq);
 
 	if (rc == 0)
@@ -408,13 +417,15 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 	if (rc != 0)
 		return rc;
 	request.lease = seq->lease;
-	request.list_capacity = list_ahead(seq);
+	request.list_capacity = list_words = list_ahead(seq);
+	kvt_seq_name_sides(seq, &request);
 	rc = kvt_client_submit_ahead(seq->client, &request, seq);
 	if (rc != 0)
 		return rc;
 	commit_done(seq, n_keys, &request);
-	if (seq->n_ahead++ == 0 || request.list_capacity < seq->list_ahead)
-		seq->list_ahead = request.list_capacity;
+	seq->n_given = 0;
+	if (seq->n_ahead++ == 0 || list_words < seq->list_ahead)
+		seq->list_ahead = list_words;
 	if (seq->n_ahead == 1 || seq->claimed < computed)
 		seq->claimed = computed;
 	show(seq);
@@ -448,15 +459,21 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 		return rc;
 	request.lease = seq->lease;
 	request.list_capacity = seq->shown.n_pages ? seq->shown.n_pages : 1;
+	kvt_seq_name_sides(seq, &request);
 	rc = kvt_client_call(seq->client, &request, seq, &result);
 	if (rc == -ESTALE) {
 		seq->stale = (uint32_t)kvt_client_error(seq->client)->reason;
 		return commit_alone(seq, computed);
 	}
-	if (rc != 0)
+	if (rc != 0) {
+		kvt_seq_sides_failed(seq, rc);
 		return rc;
+	}
 	commit_done(seq, n_keys, &request);
-	kvt_seq_take_table(seq, &seq->shown, &result);
+	if (request.n_sides)
+		kvt_seq_sides_taken(seq, &result);
+	else
+		kvt_seq_take_table(seq, &seq->shown, &result);
 	seq->shown.next = result.next;
 	seq->shown.known = result.known;
 	show(seq);
@@ -548,15 +565,25 @@ static bool still_to_end(const struct kvt_client *client, int error, struct kvt_
 	       (fence.slot < KVT_FENCE_WORDS || fence.slot == KVT_FENCE_IDLE);
 }
 
-static void end_plainly(struct kvt_seq *seq, struct kvt_fence fence)
+/* Free the handle after what its end still needs: END if the lease is alive, and FREE of side pages
+ * that the tree did not take. */
+static void leave(struct kvt_seq *seq, struct kvt_fence fence, bool alive)
 {
-	struct kvt_client *client = seq->client;
+	bool sides = seq->n_attached && !seq->client->dead && !kvt_client_forked(seq->client);
 
 	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC);
-	kvt_seq_forget_answers(seq);
+	kvt_seq_keep_sides(seq);
+	if (!sides)
+		kvt_seq_forget_answers(seq);
+	if (!sides && !alive) {
+		kvt_seq_recycle(seq);
+		return;
+	}
+	if (!alive)
+		seq->lease.index = 0;
 	seq->magic = 0;
 	seq->fence = fence;
-	kvt_client_end_later(client, seq);
+	kvt_client_end_later(seq->client, seq);
 }
 
 int kvt_seq_end(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
@@ -574,7 +601,7 @@ int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 	struct kvt_client *client;
 	struct kvt_request request = { .op = KVT_OP_END, .flags = flags, .fence = fence };
 	struct kvt_result result;
-	int rc;
+	int rc, published = 0;
 
 	*ret_handle = (struct kvt_handle){ 0, 0, 0 };
 	if (!seq)
@@ -584,6 +611,10 @@ int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 	client = seq->client;
 	request.lease = seq->lease;
 	rc = kvt_client_usable(client);
+	if (rc == 0 && computed > 0 && seq->n_given > 0) { /* END takes no side pages */
+		published = kvt_seq_commit(seq, computed, keys, n_keys, fence, flags);
+		computed = 0;
+	}
 	if (rc == 0 && computed > 0 && !seq->stale) {
 		request.flags |= KVT_F_COMMIT;
 		request.arg = computed;
@@ -597,14 +628,15 @@ int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 		rc = end_outcome(client, &result, computed > 0);
 		/* COMMITs of a lease take effect, and are answered, before its END. */
 		rc = rc ? rc : take_failure(seq);
+		rc = rc ? rc : published;
 	} else if (still_to_end(client, rc, fence)) {
-		end_plainly(seq, fence);
+		leave(seq, fence, true);
 		return rc == -EAGAIN ? kvt_client_fail(client, -ETIMEDOUT, 0,
 						       "end: no room yet: it ends, without its "
 						       "last commit, when there is") :
 				       rc;
 	}
-	kvt_seq_recycle(seq);
+	leave(seq, fence, false);
 	return rc;
 }
 
@@ -612,23 +644,25 @@ int kvt_seq_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *ke
 		      uint32_t n_keys, struct kvt_fence fence, uint32_t flags)
 {
 	struct kvt_request request = { .op = KVT_OP_END, .flags = flags, .fence = fence };
-	int rc = seq_usable(seq);
+	bool sides = seq && seq->magic == KVT_SEQ_MAGIC && seq->n_given > 0 && computed > 0;
+	int rc = seq_usable(seq), published = 0;
 
 	if (!seq || seq->magic != KVT_SEQ_MAGIC)
 		return seq ? -EINVAL : 0;
 	request.lease = seq->lease;
-	if (rc == 0 && computed > 0 && !seq->stale) {
+	if (rc == 0 && sides) { /* END takes none */
+		published = kvt_seq_commit_async(seq, computed, keys, n_keys, fence, flags);
+		if (published == -EAGAIN)
+			return published;
+	} else if (rc == 0 && computed > 0 && !seq->stale) {
 		request.flags |= KVT_F_COMMIT;
 		request.arg = computed;
 		rc = commit_keys(seq, keys, n_keys, UINT64_MAX, &request);
 	}
 	if (rc == 0)
 		rc = kvt_client_submit_silently(seq->client, &request);
-	if (rc == -EAGAIN)
+	if (rc == -EAGAIN && !sides)
 		return rc;
-	if (rc != 0 && still_to_end(seq->client, rc, fence))
-		end_plainly(seq, fence);
-	else
-		kvt_seq_recycle(seq);
-	return rc;
+	leave(seq, fence, rc != 0 && still_to_end(seq->client, rc, fence));
+	return rc && rc != -EAGAIN ? rc : published;
 }

@@ -144,7 +144,7 @@ struct kvt_client {
 	uint64_t awaited[KVT_FENCE_WORDS];
 	struct kvt_seq *seqs;      /* all sequences, in use or free */
 	struct kvt_seq *free_seqs;
-	struct kvt_seq *ending; /* list of those that wait for room for END, by next_free */
+	struct kvt_seq *ending; /* list of those that have END or FREE to submit, by next_free */
 	uint8_t *packet; /* KVT_MESSAGE_MAX bytes for answers on the control socket */
 	struct kvt_info info;
 	struct kvt_error error;
@@ -163,13 +163,13 @@ struct kvt_seq_view {
  * caller sees. Until then answers are collected in `coming`, in the order of their effects. */
 struct kvt_seq {
 	uint32_t magic;
-	bool live;
+	bool live; /* begun, and not free yet */
 	bool news; /* `coming` is later than `shown` */
 	struct kvt_client *client;
 	struct kvt_seq *next;      /* next of the client */
 	struct kvt_seq *next_free;
-	struct kvt_lease lease;
-	struct kvt_fence fence; /* fence of an END that found no room yet */
+	struct kvt_lease lease; /* index 0: END has been submitted */
+	struct kvt_fence fence; /* fence of the end, of what is still to be submitted for it */
 	struct kvt_seq_view shown, coming;
 	uint32_t capacity;
 	uint32_t matched, reusable, announced, shared;
@@ -183,6 +183,13 @@ struct kvt_seq {
 	uint32_t *held;      /* the caller's next keys, too early for the daemon */
 	uint32_t n_held, held_capacity;
 	uint32_t stale; /* enum kvt_reason: nothing more is shared; 0: sharing */
+	uint32_t *sides;     /* side pages of the point at `reusable`, by kind */
+	struct kvt_side *given; /* attached since the last commit */
+	uint32_t n_given, given_capacity;
+	uint32_t *left;      /* attached pages that the tree did not take */
+	uint32_t n_left, left_capacity;
+	uint32_t n_attached; /* pages attached in its life */
+	bool refused;        /* `left` may have pages that are not the session's */
 	int failed;          /* first unreported failure of an asynchronous commit */
 	uint32_t failed_reason;
 };

@@ -27,6 +27,8 @@ void kvt_seq_forget_answers(struct kvt_seq *seq)
 void kvt_seq_recycle(struct kvt_seq *seq)
 {
 	kvt_seq_forget_answers(seq);
+	seq->n_given = seq->n_left = seq->n_attached = 0;
+	seq->refused = false;
 	seq->magic = 0;
 	seq->live = false;
 	seq->next_free = seq->client->free_seqs;
@@ -42,6 +44,9 @@ void kvt_seq_destroy_all(struct kvt_client *client)
 		free(seq->shown.pages);
 		free(seq->coming.pages);
 		free(seq->held);
+		free(seq->sides);
+		free(seq->given);
+		free(seq->left);
 		free(seq);
 	}
 }
@@ -117,7 +122,7 @@ static void take_note(struct kvt_seq *seq, const struct kvt_result *result)
 
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
 {
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_late > 0);
+	KVT_ASSERT(seq->live && seq->n_late > 0);
 	seq->n_late--;
 	if (result->error == 0)
 		take_note(seq, result);
@@ -127,7 +132,7 @@ void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
 {
 	bool muted = seq->n_muted > 0;
 
-	KVT_ASSERT(seq->magic == KVT_SEQ_MAGIC && seq->n_ahead > 0);
+	KVT_ASSERT(seq->live && seq->n_ahead > 0);
 	seq->n_ahead--;
 	seq->n_muted -= muted;
 	if (result->error == 0) {

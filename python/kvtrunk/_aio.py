@@ -22,6 +22,7 @@ class Answer(NamedTuple):
 
     lease: tuple[int, int]
     pages: bytes
+    sides: bytes
     matched: int
     reusable: int
     announced: int
@@ -92,7 +93,7 @@ class Loop:
             if handle is None:
                 raise Closed("the client was closed")
             if self._queue or not self._submit(handle, request, future):
-                self._queue.append((request, future, _own_keys(request, keep)))
+                self._queue.append((request, future, (_own_keys(request), keep)))
         self.look_soon()
         return future
 
@@ -124,7 +125,8 @@ class Loop:
             self._set(future, None, from_result(native))
             return
         pages = bytes(ffi.buffer(native.pages, 4 * native.n_pages)) if native.n_pages else b""
-        answer = Answer((native.lease.index, native.lease.generation), pages, native.matched,
+        sides = bytes(ffi.buffer(native.sides, 4 * native.n_sides)) if native.n_sides else b""
+        answer = Answer((native.lease.index, native.lease.generation), pages, sides, native.matched,
                         native.reusable, native.announced, native.shared, native.next, native.known,
                         native.flags, native.reason, request.n_keys)
         self._set(future, answer, None)
@@ -202,9 +204,9 @@ class Loop:
             self.look_soon()
 
 
-def _own_keys(request: Any, keep: Any) -> Any:
+def _own_keys(request: Any) -> Any:
     """A copy of a request's keys: the caller's may change before there is room."""
-    if keep is None or request.n_keys == 0:
+    if request.n_keys == 0:
         return None
     keys = ffi.new("uint32_t[]", request.n_keys)
     ffi.memmove(keys, request.keys, 4 * request.n_keys)

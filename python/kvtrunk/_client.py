@@ -103,10 +103,12 @@ class Counters(dict[str, int]):
             raise AttributeError(name) from None
 
 
+def _numbers(array: Any, n: int) -> memoryview:
+    return memoryview(bytes(ffi.buffer(array, 4 * n)) if n else b"").cast("I")
+
+
 def _pages_of(result: Any) -> memoryview:
-    if not result.n_pages:
-        return memoryview(b"").cast("I")
-    return memoryview(bytes(ffi.buffer(result.pages, 4 * result.n_pages))).cast("I")
+    return _numbers(result.pages, result.n_pages)
 
 
 class Lease:
@@ -151,11 +153,13 @@ class Lease:
 
 
 class Match(NamedTuple):
-    """What of a prompt is cached: `positions` of it, in whole pages. `lease` with lock=True."""
+    """What of a prompt is cached: `positions` of it, in whole pages. `lease` with lock=True. `usable`:
+    of match(), how many of them begin() could reuse, which are fewer where side pages lack."""
 
     positions: int
     handle: Handle
     lease: Optional[Lease] = None
+    usable: int = 0
 
 
 @dataclasses.dataclass
@@ -175,6 +179,8 @@ class Request:
     priority: int = 0
     ttl: float = 0.0
     tag: Any = None
+    sides: Iterable[tuple[int, int, int]] = ()
+    """COMMIT with KEEP and NO_LIST: (index in the page table, kind, page or 0 to drop)."""
 
 
 class Result(NamedTuple):
@@ -198,6 +204,8 @@ class Result(NamedTuple):
     pages: memoryview
     order: int
     notice: bool
+    usable: int
+    sides: memoryview
 
 
 _OP_NAMES = {number: name for name, number in OPS.items()}
@@ -211,7 +219,8 @@ def _result_of(native: Any, tag: Any) -> Result:
         lease=(native.lease.index, native.lease.generation), matched=native.matched,
         reusable=native.reusable, announced=native.announced, shared=native.shared,
         next=native.next, known=native.known, state=native.state, pages=_pages_of(native),
-        order=native.seq, notice=bool(native.flags & lib.KVT_CQE_ASYNC))
+        order=native.seq, notice=bool(native.flags & lib.KVT_CQE_ASYNC), usable=native.usable,
+        sides=_numbers(native.sides, native.n_sides))
 
 
 class Namespace:
@@ -323,7 +332,7 @@ class Namespace:
             lease = None
             if lock:
                 lease = Lease(client, answer.lease, answer.pages, answer.matched)
-            found[number] = Match(answer.matched, answer.handle, lease)
+            found[number] = Match(answer.matched, answer.handle, lease, answer.usable)
         if failure is not None:
             for match in found.values():
                 if match.lease is not None:
@@ -491,7 +500,7 @@ class Client:
         if lock:
             lease = Lease(self, (result.lease.index, result.lease.generation), _pages_of(result),
                           result.matched)
-        return Match(result.matched, handle, lease)
+        return Match(result.matched, handle, lease, result.usable)
 
     def _loop(self) -> _aio.Loop:
         if self._handle is None:
@@ -1001,6 +1010,11 @@ def _native_request(request: Request) -> tuple[Any, Any]:
         native.lease.index, native.lease.generation = request.lease
     native.fence.slot, native.fence.value = fence_of(request.fence)
     native.priority, native.ttl_ms = request.priority, int(request.ttl * 1000)
+    places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in request.sides]
+    if places:
+        sides = ffi.new("struct kvt_side[]", places)
+        native.n_sides, native.sides = len(places), sides
+        keep.append(sides)
     return native, keep
 
 

@@ -20,7 +20,7 @@ from ._client import Client, Namespace
 from ._errors import Error, from_result
 from ._native import ffi, lib
 from ._say import Say
-from ._seq import Fence, fence_of
+from ._seq import Fence, by_kind, fence_of
 
 logger = logging.getLogger(__name__)
 
@@ -210,16 +210,7 @@ class Ring:
             return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)
         result = self._result
         return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0,
-                     result.matched, self._by_kind(result.reusable))
-
-    def _by_kind(self, reusable: int) -> tuple[list[int], ...]:
-        """The side pages of the last answer."""
-        left, kinds = self._sides, list[list[int]]()
-        for most in self.client.info.side_pages:
-            n = min(most, reusable // self.client.info.page_size)
-            kinds.append(left[:n])
-            left = left[n:]
-        return tuple(kinds)
+                     result.matched, tuple(by_kind(self.client, self._sides, result.reusable)))
 
     def extend(self, lease: Lease, n: int) -> Optional[list[int]]:
         """n more private pages for a lease. None: no space."""

@@ -2,11 +2,13 @@
 """Sequences: one lease with its page table."""
 from __future__ import annotations
 
+import asyncio
 import errno
+import functools
 import warnings
 from array import array
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 from ._errors import Again, Closed, ConnectionLost, Error, Stale, from_parts
 from ._keys import Tokens, keys_of
@@ -112,6 +114,25 @@ class Sequence:
         """Keys given so far: keys of the next commit begin at this position."""
         with self._client._lock:
             return int(lib.kvt_seq_known(self._open()))
+
+    def sides(self, kind: int) -> memoryview:
+        """Side pages of a kind where the sequence began, u32, read only: those of the last pages
+        below `reusable`, oldest first, as many as client.info.side_pages says or there are. Copy a
+        state into a page of Client.alloc() before you go on from it. If `matched` is above
+        `reusable`, make a point at `matched`: the next one continues behind it."""
+        with self._client._lock:
+            pages = lib.kvt_seq_sides(self._open(), kind, self._count)
+            n = self._count[0]
+            return memoryview(_buffer(pages, 4 * n)[:] if n else b"").cast("I").toreadonly()
+
+    def attach(self, index: int, kind: int, page: int) -> None:
+        """Give a page of Client.alloc() to the sequence: the next commit makes it the side page of
+        page `index` of the page table, which must lie in front of `computed`. It is readable until
+        the end: cached, or freed at the fence of the end if the place has one already or the commit
+        fails. Page 0 drops what is there, unless others need it. A commit that takes side pages
+        keeps duplicates until the end, and leaves `pages` as it is. InvalidArgument."""
+        with self._client._lock:
+            self._client._check(lib.kvt_seq_attach(self._open(), index, kind, page))
 
     def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
                chunked: bool = False, keep: bool = False) -> None:
@@ -262,6 +283,9 @@ class AsyncSequence:
         self._client = client
         self._lease: Optional[tuple[int, int]] = begun.lease
         self._pages = array("I", begun.pages)
+        self._sides: list[memoryview] = by_kind(client, memoryview(begun.sides).cast("I"),
+                                                begun.reusable)
+        self._given: list[tuple[int, int]] = []
         self._held = array("I")
         self._stale = 0
         self._capacity = client.info.page_size
@@ -276,6 +300,7 @@ class AsyncSequence:
         self.next = begun.reusable
         """Where to continue computing."""
         self._known = begun.n_keys
+        self._left: list[list[int]] = []  # attached, and not taken; freed by these groups
         self._busy = False
 
     @property
@@ -323,12 +348,27 @@ class AsyncSequence:
         request.keys = data
         return data
 
-    async def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
-                     chunked: bool = False, keep: bool = False) -> None:
-        """Sequence.commit(), awaited."""
+    def sides(self, kind: int) -> memoryview:
+        """Side pages of a kind where the sequence began: see Sequence.sides()."""
+        return self._sides[kind] if 0 <= kind < len(self._sides) else memoryview(b"").cast("I")
+
+    def attach(self, index: int, kind: int, page: int) -> None:
+        """Sequence.attach(): the next commit takes it."""
+        info = self._client.info
+        if self._lease is None:
+            raise Closed("the sequence has ended")
+        if not (0 <= kind < len(info.side_pages) and 0 <= index < len(self._pages) and
+                0 <= page < info.n_pages):
+            raise from_parts(-errno.EINVAL, lib.KVT_REASON_SIDE_PLACE,
+                             f"attach: page {page} for page {index} of the table, kind {kind}: the "
+                             f"table has {len(self._pages)}, the daemon's option sides "
+                             f"{len(info.side_pages)}, the pool {info.n_pages}")
+        self._given.append((index * lib.KVT_MAX_SIDES + kind, page))
+
+    def _committing(self, computed: int, keys: Tokens, fence: Optional[Fence],
+                    flags: int) -> tuple[Any, Any]:
         request = self._request(lib.KVT_OP_COMMIT, fence)
-        request.flags = (_CHUNKED if chunked else 0) | (_KEEP if keep else 0)
-        request.arg = computed
+        request.flags, request.arg = flags, computed
         room = len(self._pages) * self._capacity
         if computed > room:
             raise from_parts(-errno.EINVAL, lib.KVT_REASON_BEYOND_TABLE,
@@ -337,15 +377,38 @@ class AsyncSequence:
             self._alone(computed)
         data = self._give_keys(request, keys, room if computed >= self.next else 0)
         request.list_capacity = max(1, len(self._pages))
+        if self._given:
+            sides = ffi.new("struct kvt_side[]", self._given)
+            request.n_sides, request.sides = len(self._given), sides
+            request.flags |= _KEEP | lib.KVT_F_NO_LIST
+            request.list_capacity, data = 0, (data, sides)
+        return request, data
+
+    async def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
+                     chunked: bool = False, keep: bool = False) -> None:
+        """Sequence.commit(), awaited."""
+        request, data = self._committing(computed, keys, fence, (_CHUNKED if chunked else 0) |
+                                         (_KEEP if keep else 0))
         n_keys = request.n_keys
+        given, self._given = self._given, []
         try:
             answer = await self._call(request, data)
         except Stale as error:
             self._stale = 1
             self.next = max(self.next, computed)
+            self._left += one_by_one(given)
             raise error
+        except Again:
+            self._given = given + self._given
+            raise
+        except BaseException:  # refused, or cancelled: it may take some
+            self._left += one_by_one(given)
+            raise
         del self._held[:n_keys]
-        self._pages = array("I", answer.pages)
+        if given:
+            self._left.append(memoryview(answer.pages).cast("I").tolist())
+        else:
+            self._pages = array("I", answer.pages)
         self.next, self._known = answer.next, answer.known
 
     def _alone(self, computed: int) -> None:
@@ -368,14 +431,31 @@ class AsyncSequence:
         """Sequence.end(), awaited. Cancelled, it ends all the same."""
         if self._lease is None or self._client.closed:
             return
+        failed: Optional[Error] = None
+        if self._given and computed > 0:  # END takes no side pages
+            try:
+                await self.commit(computed, keys, fence=fence, chunked=chunked)
+            except asyncio.CancelledError:
+                self.end_nowait(fence=fence)
+                raise
+            except Error as error:
+                failed = error
+            computed = 0
         answer = await self._call(*self._ending(computed, keys, fence, chunked))
         _end_outcome(answer, computed > 0)
+        if failed is not None:
+            raise failed
 
     def end_nowait(self, computed: int = 0, keys: Tokens = None, *,
                    fence: Optional[Fence] = None, chunked: bool = False) -> None:
         """end() without its outcome: submit it and return."""
         if self._lease is None or self._client.closed:
             return
+        if self._given and computed > 0 and not self._stale:
+            request, data = self._committing(computed, keys, fence, _CHUNKED if chunked else 0)
+            future = self._client._loop().call(request, data)
+            future.add_done_callback(functools.partial(self._free_left, self._given, fence))
+            self._given, computed = [], 0
         self._client._loop().call(*self._ending(computed, keys, fence, chunked)).cancel()
 
     def _ending(self, computed: int, keys: Tokens, fence: Optional[Fence],
@@ -386,8 +466,28 @@ class AsyncSequence:
             request.flags = lib.KVT_F_COMMIT | (_CHUNKED if chunked else 0)
             request.arg = computed
             data = self._give_keys(request, keys, 0xffffffff)
+        self._free(self._left + one_by_one(self._given), fence)
+        self._given, self._left = [], []
         self._lease = None
         return request, data
+
+    def _free_left(self, given: list[tuple[int, int]], fence: Optional[Fence], future: Any) -> None:
+        """Free what a commit behind the end did not take."""
+        if self._client.closed or future.cancelled():
+            return
+        failed = future.exception() is not None
+        self._free(one_by_one(given) if failed else
+                   [memoryview(future.result().pages).cast("I").tolist()], fence)
+
+    def _free(self, groups: list[list[int]], fence: Optional[Fence]) -> None:
+        """Free pages that the tree did not take, each group at once: a page that is not the
+        session's would keep the rest of its group."""
+        for pages in filter(None, groups):
+            request = ffi.new("struct kvt_request *")
+            numbers = ffi.new("uint32_t[]", pages)
+            request.op, request.n_pages, request.pages = lib.KVT_OP_FREE, len(pages), numbers
+            request.fence.slot, request.fence.value = fence_of(fence)
+            self._client._loop().call(request, numbers).cancel()
 
     async def __aenter__(self) -> AsyncSequence:
         return self
@@ -407,6 +507,21 @@ class AsyncSequence:
         if lease is not None and not self._client.closed:
             self._client._leases_lost.append(lease)
             warnings.warn("a kvtrunk.AsyncSequence was not ended", ResourceWarning, source=self)
+
+
+def by_kind(client: Client, sides: Any, reusable: int) -> list[Any]:
+    """The side pages of a BEGIN, kind by kind."""
+    kinds, at = [], 0
+    for most in client.info.side_pages:
+        n = min(most, reusable // client.info.page_size)
+        kinds.append(sides[at:at + n])
+        at += n
+    return kinds
+
+
+def one_by_one(given: list[tuple[int, int]]) -> list[list[int]]:
+    """The pages of (place, page), without drops."""
+    return [[page] for _, page in given if page]
 
 
 def _end_outcome(answer: Any, commit: bool) -> None:
