@@ -246,8 +246,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state = self.states.get(request.request_id)
         if state is not None and total <= state.room:
             return self.empty_kv_cache_blocks
-        state = self._state(request)
-        if self.engine.is_lost or not self._ready(state):
+        # One that is not begun is not begun here: vLLM was told that it reuses nothing.
+        if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):

@@ -59,16 +59,21 @@ class Scheduler:
         if shared:  # there is no worker to say it
             self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
 
+    def request(self, name, tokens, max_tokens=TOKENS):
+        """One of vLLM's."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        return Request(name, tokens, wanted, None, block_hasher=self.hasher)
+
     def run(self, asked):
         """Seconds of the steps that admitted requests, and of the others."""
-        from vllm import SamplingParams
         from vllm.v1.outputs import ModelRunnerOutput
-        from vllm.v1.request import Request
 
         scheduler, steps = self.theirs, ([], [])
         for name, tokens in asked:
-            wanted = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-            scheduler.add_request(Request(name, tokens, wanted, None, block_hasher=self.hasher))
+            scheduler.add_request(self.request(name, tokens))
         while scheduler.has_unfinished_requests():
             begin = time.perf_counter()
             step = scheduler.schedule()
