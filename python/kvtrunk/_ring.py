@@ -76,6 +76,8 @@ class Ring:
             collections.deque())
         self._retired: list[int] = []
         self._sides: list[int] = []
+        self._given: dict[int, list[int]] = {}
+        """Side pages of commits without an answer, by ticket."""
         self._not_taken: list[int] = []
 
     # ---- inside
@@ -119,11 +121,17 @@ class Ring:
                     self._filled(answer)
                 elif answer.flags & lib.KVT_CQE_ASYNC:
                     self._notice(answer)
-                elif answer.error:
-                    self._refused.append((answer.user_data, from_result(answer)))
-                elif answer.op == lib.KVT_OP_COMMIT and answer.n_pages:
-                    self._not_taken += ffi.unpack(answer.pages, answer.n_pages)
+                else:
+                    self._done(answer)
                 lib.kvt_result_release(handle, ffi.addressof(many, i))
+
+    def _done(self, answer: Any) -> None:
+        given = self._given.pop(answer.user_data, [])
+        if answer.error:
+            self._refused.append((answer.user_data, from_result(answer)))
+            self._not_taken += given
+        elif given and answer.n_pages:
+            self._not_taken += ffi.unpack(answer.pages, answer.n_pages)
 
     def _notice(self, answer: Any) -> None:
         if answer.user_data in self._given_up:
@@ -238,7 +246,7 @@ class Ring:
     def commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
                chunked: bool, sides: Sequence[tuple[int, int, int]] = ()) -> int:
         """Publish [0, computed) at the fence. keys: those that the daemon does not have. sides: a
-        page of page() for each (index in the page table, kind), or page 0 to drop what is there;
+        page of pages() for each (index in the page table, kind), or page 0 to drop what is there;
         not_taken() has those that the daemon did not take. Returns a ticket for reap(), 0: there
         was no room, nothing happened."""
         flags = _CHUNKED | _OWN_TABLE if chunked else _OWN_TABLE
@@ -247,10 +255,15 @@ class Ring:
         if places:
             named = ffi.new("struct kvt_side[]", places)
             self._request.n_sides, self._request.sides = len(places), named
-        return ticket if self._submit() else 0
+        if not self._submit():
+            return 0
+        if places:
+            self._given[ticket] = [page for _, _, page in sides if page]
+        return ticket
 
     def not_taken(self) -> list[int]:
-        """Side pages of commits whose places were taken, since the last call: the caller's again."""
+        """Side pages of commits that were refused, or whose places were taken, since the last call:
+        the caller's again."""
         self._reap()
         pages, self._not_taken = self._not_taken, []
         return pages
@@ -264,21 +277,32 @@ class Ring:
         _, pages = self._call()
         return pages, self._result.known
 
+    def pages(self, n: int) -> Optional[list[int]]:
+        """n private pages that are in no lease, until free(). None: no space for all."""
+        short = n - len(self._stock)
+        if short > 0:
+            request = self._clear(lib.KVT_OP_ALLOC)
+            request.flags, request.arg = _OWN_STREAM, short
+            code, pages = self._call()
+            if code:
+                self._say_limit(code)
+                return None
+            self._stock += pages
+        kept = len(self._stock) - n
+        taken, self._stock = self._stock[kept:], self._stock[:kept]
+        return taken
+
     def page(self) -> Optional[int]:
-        """A private page that is in no lease, until free(). None: no space."""
-        if self._stock:
-            return self._stock.pop()
-        request = self._clear(lib.KVT_OP_ALLOC)
-        request.flags, request.arg = _OWN_STREAM, 1
-        code, pages = self._call()
-        return None if code else pages[0]
+        """One of pages()."""
+        taken = self.pages(1)
+        return None if taken is None else taken[0]
 
-    def free(self, page: int, fence: Optional[Fence]) -> None:
-        """Give a page of page() back at the fence."""
-        self._do(self._free, page, fence)
+    def free(self, pages: Sequence[int], fence: Optional[Fence]) -> None:
+        """Give pages of pages() back at the fence."""
+        self._do(self._free, list(pages), fence)
 
-    def _free(self, page: int, fence: Optional[Fence]) -> bool:
-        return self._with_pages(lib.KVT_OP_FREE, (0, 0), [page], fence)
+    def _free(self, pages: list[int], fence: Optional[Fence]) -> bool:
+        return self._with_pages(lib.KVT_OP_FREE, (0, 0), pages, fence)
 
     def end(self, lease: Lease, fence: Optional[Fence], computed: int = 0,
             keys: Any = ()) -> None:

@@ -54,7 +54,7 @@ def test_a_single_page_is_the_session_s_until_its_fence(ring):
     assert page > 0 and in_use(ring) == 1
     begun = begin(ring, 64)
     assert page not in begun.pages
-    ring.free(page, (WORD, 1))
+    ring.free([page], (WORD, 1))
     ring.end(begun.lease, None)
     assert reap_until(ring, lambda: in_use(ring) == 1) == []
     ring.client.raise_fence(WORD, 1)
@@ -67,7 +67,7 @@ def test_a_full_pool_has_no_single_page(ring):
         held.append(page)
     assert held
     for page in held:
-        ring.free(page, None)
+        ring.free([page], None)
     assert reap_until(ring, lambda: in_use(ring, ring.client.counters()) == 0) == []
 
 
@@ -339,5 +339,27 @@ def test_begin_continues_behind_the_side_pages_that_commit_took():
         assert (third.matched, third.reusable, third.sides) == (48, 0, ([], []))
         for lease in first.lease, second.lease, third.lease:
             ring.end(lease, None)
-        ring.free(pages[3], None)
+        ring.free([pages[3]], None)
+        assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
+def test_side_pages_of_a_commit_that_is_refused_are_the_session_s_again():
+    with testing.daemon(page_size=PAGE, n_pages=64, sides="1") as daemon, \
+            daemon.connect(any_geometry=True) as client:
+        ring = Ring(client)
+        ring.space = client.namespace(model="ring")._id
+        lease = begin(ring, 64).lease
+        assert ring.pages(64) is None
+        pages = ring.pages(2)
+        # The first would be a side page, but not the second, beyond what is computed.
+        ticket = ring.commit(lease, 32, NONE, (WORD, 1), False,
+                             [(1, 0, pages[0]), (2, 0, pages[1])])
+        assert ticket and ring.not_taken() == []
+        client.raise_fence(WORD, 1)
+        while not (back := ring.not_taken()):
+            pass
+        (refused, why), = ring.reap()
+        assert (refused, why.reason, back) == (ticket, "side_place", pages)
+        ring.free(pages, None)
+        ring.end(lease, None)
         assert reap_until(ring, lambda: in_use(ring) == 0) == []

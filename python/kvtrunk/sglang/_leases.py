@@ -329,7 +329,7 @@ class Leases:
             computed, keys = 0, _EMPTY
         self._try(self.ring.end, number, fence, computed, keys)
         if lease.own is not None:
-            self._try(self.ring.free, lease.own, fence)
+            self._try(self.ring.free, [lease.own], fence)
 
     def unshare(self) -> None:
         """What runs publishes nothing more: it was computed before what comes now."""

@@ -440,7 +440,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         assert state.lease is not None
         ring.end(state.lease, fence)
         if state.own is not None:
-            ring.free(state.own, fence)
+            ring.free([state.own], fence)
         self._cancel(state, "its request ended before")
 
     def free(self, request: Any) -> None:

@@ -23,8 +23,7 @@ def test_space_that_comes_while_a_request_is_admitted_waits_for_the_next_step(fo
             pages.append(page)
         request = engine.request("third", prompt(1, 3 * PAGE))
         assert manager.get_computed_blocks(request)[1] == 0
-        for page in pages:
-            held.free(page, None)
+        held.free(pages, None)
         held.client.stats()  # it took effect
         assert manager.allocate_slots(request, 3 * PAGE) is None
         reused = manager.get_computed_blocks(request)[1]
