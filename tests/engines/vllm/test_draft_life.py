@@ -5,26 +5,17 @@ on one pool, whose workers are a model of what is written where.
 A slot holds the tokens that its KV depends on: the model's KV the tokens up to its position, the
 draft layer's one token more. So a reused slot is right if its tokens are those of the request.
 """
-import collections
 import random
 
+import life
 import pytest
 from conftest import PAGE, geometry
 from engine import counters, expect_nothing_held
-from measure_step import Scheduler
 
 from kvtrunk import testing
 
 PAGES, LONGEST, DRAFTS, REQUESTS = 48, 224, 3, 300
 WRONG = "a rejected draft's"
-
-
-class Row:
-    """A request as its worker knows it."""
-
-    def __init__(self, tokens, computed, table):
-        self.tokens, self.computed, self.table = list(tokens), computed, list(table)
-        self.drafts = []
 
 
 class Pool:
@@ -51,64 +42,15 @@ class Pool:
         kind[page, at % PAGE] = tokens
 
 
-class Engine(Scheduler):
-    """A scheduler and its worker. A step is computed as late as it can be: when its output comes."""
+class Engine(life.Engine):
+    """A scheduler and its worker."""
 
     def __init__(self, folder, head, pool, chance, asynchronous):
         super().__init__(
-            folder, True, asynchronous, pages=PAGES, max_model_len=LONGEST, max_num_seqs=6,
+            folder, pool, chance, asynchronous, pages=PAGES, max_model_len=LONGEST, max_num_seqs=6,
             max_num_batched_tokens=72, speculative_config={
                 "method": "eagle", "model": str(head), "num_speculative_tokens": DRAFTS})
-        self.pool, self.chance, self.n = pool, chance, 0
-        self.rows, self.queue, self.depth = {}, collections.deque(), 2 if asynchronous else 1
-        self.accepted = self.rejected = self.undrafted = self.resumed = 0
-
-    def add(self, tokens, max_tokens):
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
-        self.n += 1
-        wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        self.theirs.add_request(Request(str(self.n), tokens, wanted, None, block_hasher=self.hasher))
-
-    def abort(self):
-        from vllm.v1.request import RequestStatus
-
-        if self.theirs.running:
-            self.theirs.finish_requests(self.chance.choice(self.theirs.running).request_id,
-                                        RequestStatus.FINISHED_ABORTED)
-
-    def turn(self):
-        """Schedule a step; if enough of them are in flight, compute the oldest."""
-        step = self.theirs.schedule()
-        known = {name: list(self.theirs.requests[name].all_token_ids)
-                 for name in step.num_scheduled_tokens}
-        self.queue.append((step, known))
-        if len(self.queue) >= self.depth:
-            self.compute(*self.queue.popleft())
-
-    def drain(self):
-        while self.theirs.has_unfinished_requests() or self.queue:
-            self.turn()
-            if not self.theirs.has_unfinished_requests():
-                while self.queue:
-                    self.compute(*self.queue.popleft())
-
-    def _follow(self, step, known):
-        """Requests that begin, come back, or have more blocks."""
-        for new in step.scheduled_new_reqs:
-            row = Row(known[new.req_id], new.num_computed_tokens, new.block_ids[0])
-            self.rows[new.req_id] = row
-            self.pool.expect(row)
-        cached = step.scheduled_cached_reqs
-        for i, name in enumerate(cached.req_ids):
-            blocks = cached.new_block_ids[i]
-            if name in cached.resumed_req_ids:
-                self.rows[name] = Row(known[name], cached.num_computed_tokens[i], blocks[0])
-                self.pool.expect(self.rows[name])
-                self.resumed += 1
-            elif blocks:
-                self.rows[name].table += blocks[0]
+        self.accepted = self.rejected = self.undrafted = 0
 
     def _drafts(self, name, scheduled):
         """The drafts that a step tries. -1 is none, or with asynchronous steps the worker's own."""
@@ -147,9 +89,9 @@ class Engine(Scheduler):
 
     def compute(self, step, known):
         """A step's output."""
-        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+        from vllm.v1.outputs import DraftTokenIds
 
-        self._follow(step, known)
+        self.follow(step, known)
         names = list(step.num_scheduled_tokens)
         given = {name: self._drafts(name, step.scheduled_spec_decode_tokens.get(name, ()))
                  for name in names}
@@ -157,8 +99,7 @@ class Engine(Scheduler):
         skip = max(ends, default=0) + DRAFTS > LONGEST
         sampled = [self._forward(self.rows[name], step.num_scheduled_tokens[name], given[name], skip)
                    for name in names]
-        self.theirs.update_from_output(step, ModelRunnerOutput(
-            names, {name: i for i, name in enumerate(names)}, sampled))
+        self.answer(step, sampled)
         if self.depth == 1:
             self.theirs.update_draft_token_ids(DraftTokenIds(
                 names, [list(self.rows[name].drafts) for name in names]))
@@ -189,18 +130,8 @@ def test_what_is_reused_has_all_tokens_of_its_request(folder, tmp_path_factory, 
     with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         pair = [Engine(folder, head, pool, chance, asynchronous) for _ in range(2)]
-        for _ in range(REQUESTS):
-            engine = chance.choice(pair)
-            engine.add(prompt(chance, heads), chance.choice((1, 2, 5, 40, LONGEST)))
-            for _ in range(chance.randrange(8)):
-                chance.choice(pair).turn()
-            if chance.random() < 0.05:
-                engine.abort()
-        while any(engine.theirs.has_unfinished_requests() for engine in pair):
-            for engine in pair:
-                engine.turn()
-        for engine in pair:
-            engine.drain()
+        life.run(chance, pair, REQUESTS, lambda: (
+            prompt(chance, heads), chance.choice((1, 2, 5, 40, LONGEST))))
         assert pool.reused > 50 * PAGE and counters(daemon).evicted_pages
         for engine in pair:
             assert engine.accepted > 1000 and engine.rejected > 1000
