@@ -6,7 +6,8 @@ allocate_slots() hands the page table out, a step's blocks at a time, and extend
 schedule() commits what the step computes, behind a fence that is the step's number: vLLM counts
 blocks as cached before they are computed, which across processes would be wrong. The step's output
 raises the fence. free() ends the lease behind the last scheduled step; nothing waits for it.
-Only positions whose keys are those of accepted tokens are committed (_drafts.py).
+Only positions whose keys are those of accepted tokens are committed (_drafts.py). Groups of blocks
+beside the main one are side pages (_hybrid.py).
 
 When the daemon's session is lost, allocate_slots() refuses everything, so that vLLM preempts all
 requests; then `engine.recover()` connects again and they begin as if they were new.
@@ -27,6 +28,7 @@ from .._errors import ConnectionLost, Error, Stale
 from .._ring import NOTICE_DEADLINE, Lease
 from .._seq import Fence
 from ._engine import STEP_WORD, Engine
+from ._hybrid import Point, Sides
 from ._keys import Keys
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -60,7 +62,7 @@ class State:
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
                  "known", "commits", "ticket", "retry", "wait", "shared", "keys", "check", "own",
-                 "computed", "ended", "redo", "drafted")
+                 "computed", "ended", "redo", "drafted", "point")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -101,6 +103,8 @@ class State:
         """Whether vLLM must preempt it, because a check failed: its KV is computed again."""
         self.drafted: Optional[int] = None
         """Positions whose draft KV was written, if vLLM left it out in a step."""
+        self.point: Optional[Point] = None
+        """With side pages: which ones its lease has."""
 
     def alive(self, session: int) -> bool:
         """False: the session of its lease was lost, nothing may be done with it."""
@@ -134,6 +138,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._asked: dict[int, State] = {}
         """Requests whose check is in flight, by its number."""
         self._usage = (0.0, 0.0)
+        self.sides = Sides(self, engine) if self.num_kv_cache_groups > 1 else None
+        """None: all layers keep the same positions."""
         engine.watch.unshare = self.unshare
 
     # ---- admission
@@ -167,7 +173,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.known = known - self._behind if state.shared else 0
         state.committed = begun.reusable // self.page_size
-        if state.committed and state.shared:
+        if self.sides is not None:
+            state.point = Point(begun, self.page_size)
+        elif state.committed and state.shared:
             self._maybe_check(state)
 
     def _maybe_check(self, state: State) -> None:
@@ -222,9 +230,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if not self._ready(state):
             return self.empty_kv_cache_blocks, 0, 0
         blocks = self.block_pool.blocks
-        n = state.reusable // self.page_size
-        found = self.create_kv_cache_blocks(([blocks[page] for page in state.table[:n]],))
-        return found, state.reusable, 0
+        main = [blocks[page] for page in state.table[:state.reusable // self.page_size]]
+        if self.sides is None:
+            return self.create_kv_cache_blocks((main,)), state.reusable, 0
+        assert state.point is not None
+        return (self.create_kv_cache_blocks(self.sides.found(main, state.point)), state.reusable,
+                self.sides.junction(state.point, request))
 
     def held_back(self, request: Any) -> bool:
         """True: the scheduler shall look at other requests, this one waits for another engine or
@@ -252,11 +263,50 @@ class KvtrunkKVCacheManager(KVCacheManager):
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
             return None
+        if self.sides is not None:
+            computed = request.num_computed_tokens + num_new_computed_tokens
+            return self._allocate_sides(state, computed, min(total, self.max_model_len),
+                                        new_computed_blocks or self.empty_kv_cache_blocks,
+                                        bool(kwargs.get("full_sequence_must_fit")))
         if need <= state.told:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
         told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
+
+    def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
+                        whole: bool) -> Optional[KVCacheBlocks]:
+        """allocate_slots() with side pages. whole: it must have room for the whole request, too."""
+        request, sides = state.request, self.sides
+        assert sides is not None
+        processed = max(0, computed - request.num_in_flight_tokens)
+        try:
+            sides.skip(request.request_id, processed)
+            if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed) or
+                    not self._reserve(state, total, found, computed)):
+                if state.told == 0:  # what it holds may be what others wait for
+                    self._begin_later(state)
+                return None
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+            return None
+        need = -(-total // self.page_size)
+        told, state.told = state.told, max(state.told, need)
+        # Behind a page's end what the step before last used is freed when that was processed.
+        state.room = need * self.page_size - 1 if processed > (need - 1) * self.page_size else 0
+        blocks = self.block_pool.blocks
+        new = state.table[told:need]
+        made = sides.allocate(request, total, found.blocks, computed,
+                              [blocks[page] for page in new],
+                              new[max(0, state.reusable // self.page_size - told):])
+        sides.cache(request, min(total, request.num_tokens))
+        return self.create_kv_cache_blocks(made)
+
+    def _reserve(self, state: State, total: int, found: KVCacheBlocks, computed: int) -> bool:
+        assert self.sides is not None
+        return (self.sides.reserve(state.request, total, found.blocks, computed) or
+                self._give_back_unused(state) and
+                self.sides.reserve(state.request, total, found.blocks, computed))
 
     def _extend(self, state: State, n: int) -> bool:
         lease = state.lease
@@ -278,11 +328,15 @@ class KvtrunkKVCacheManager(KVCacheManager):
         unused = [state for state in self.states.values()
                   if state is not but and state.lease is not None and state.told == 0]
         for state in unused:
-            self._end(state, None)
-            fresh = State(state.request, self.engine.session)
-            self.states[state.request.request_id] = fresh
-            fresh.retry = time.monotonic() + RETRY_S
+            self._begin_later(state)
         return bool(unused)
+
+    def _begin_later(self, state: State) -> None:
+        """End the lease of a request that was not scheduled."""
+        self._end(state, None)
+        fresh = State(state.request, self.engine.session)
+        self.states[state.request.request_id] = fresh
+        fresh.retry = time.monotonic() + RETRY_S
 
     # ---- publishing
 
@@ -296,6 +350,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def scheduled(self, num_scheduled_tokens: dict[str, int]) -> list[Check]:
         """End of schedule(): commit what the step computes. Returns what to compare after it."""
         checks: list[Check] = []
+        self._flush()
         if not num_scheduled_tokens:
             self.in_flight.append(0)
             return checks
@@ -316,6 +371,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self._commit(state, tokens)
         return checks
 
+    def _flush(self) -> None:
+        """Give back side pages that no request needs."""
+        if self.sides is None or self.engine.is_lost:
+            return
+        try:
+            self.sides.pool.returned(self.engine.ring.not_taken())
+            self.sides.pool.flush(self.fence())
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+
     def _note_undrafted(self, num_scheduled_tokens: dict[str, int]) -> None:
         """If vLLM leaves out the draft KV of this step, publish no position of it."""
         longest = self.engine.drafts_longest
@@ -329,15 +394,24 @@ class KvtrunkKVCacheManager(KVCacheManager):
                     request = state.request
                     state.drafted = min(request.num_computed_tokens, request.num_tokens - 1)
 
-    def _commit(self, state: State, computed: int) -> None:
+    def _sides_of(self, state: State, pages: int, last: bool) -> list[tuple[int, int, int]]:
+        """Side pages to publish with so many main pages, and behind the last step those to drop."""
+        if self.sides is None or state.point is None:
+            return []
+        sides = self.sides.pool.noted(state.request.request_id, pages)
+        return sides + state.point.obsolete(self.sides.kinds) if last else sides
+
+    def _commit(self, state: State, computed: int, last: bool = False) -> None:
         """Publish the whole pages of the first computed positions, of accepted tokens, when the
-        last scheduled step has ended."""
+        last scheduled step has ended. last: no step follows."""
         tokens = min(computed, state.request.num_tokens - self._behind)
         if state.drafted is not None:
             tokens = min(tokens, state.drafted)
-        pages = tokens // self.page_size
-        if (pages <= state.committed or state.lease is None or not state.shared or
-                not state.alive(self.engine.session)):
+        pages = max(tokens // self.page_size, state.committed)
+        if (state.lease is None or not state.shared or not state.alive(self.engine.session)):
+            return
+        sides = self._sides_of(state, pages, last)
+        if pages <= state.committed and not sides:
             return
         if state.check is not None:
             state.computed = max(state.computed, tokens)
@@ -350,7 +424,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         keys = state.keys.of(state.known, upto)
         chunked = tokens + self._behind < state.request.num_prompt_tokens
         try:
-            ticket = self.engine.ring.commit(state.lease, upto, keys, self.fence(), chunked)
+            ticket = self.engine.ring.commit(state.lease, upto, keys, self.fence(), chunked, sides)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return
@@ -359,11 +433,19 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state.commits.append(ticket)
         state.known = max(state.known, upto)
         state.committed = pages
+        if sides:
+            assert self.sides is not None and state.point is not None
+            given = [side for side in sides if side[2]]
+            self.sides.pool.given(state.request.request_id, given)
+            state.point.publish(given, self.sides.kinds)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         state = self.states.get(request.request_id)
-        if state is not None:
-            self._commit(state, num_computed_tokens)
+        if state is None:
+            return
+        if self.sides is not None and state.told and state.alive(self.engine.session):
+            self.sides.cache(request, num_computed_tokens)
+        self._commit(state, num_computed_tokens)
 
     def processed(self) -> None:
         """The output of the oldest step in flight came: its KV is in the pages, of all ranks. With
@@ -391,6 +473,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                     state.shared = False
             if not isinstance(why, Stale):
                 self.engine.say(f"a request's KV stays private: {why}")
+        if not self.states:
+            self._flush()
 
     # ---- checks
 
@@ -447,14 +531,21 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state = self.states.pop(request.request_id, None)
         if state is None:
             return
-        if self.engine.is_lost or not state.alive(self.engine.session):
-            return
+        if not self.engine.is_lost and state.alive(self.engine.session):
+            self._free(state)
+        if self.sides is not None:
+            self.sides.free(request.request_id)
+            if not self.states:
+                self._flush()
+
+    def _free(self, state: State) -> None:
+        request = state.request
         try:
             if state.ticket:
                 self.engine.ring.give_up(state.ticket)
             self.engine.ring.announce(bool(self.states))
             # Positions of tokens that were accepted since; that of the last token is not computed.
-            self._commit(state, min(request.num_computed_tokens, request.num_tokens - 1))
+            self._commit(state, min(request.num_computed_tokens, request.num_tokens - 1), last=True)
             if state.check is not None and state.check.step:
                 state.ended = True
             elif state.lease is not None:
@@ -473,6 +564,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         logger.warning("kvtrunk: %s. All requests are computed again when a daemon is there.",
                        error)
         self.engine.lose(error)
+        if self.sides is not None:
+            self.sides.pool.forget()
         self._asked.clear()
         for state in list(self.states.values()):
             state.room = 0
@@ -487,9 +580,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
-        return self.create_kv_cache_blocks(([blocks[page] for page in state.table[:state.told]],))
+        main = [blocks[page] for page in state.table[:state.told]]
+        return self.create_kv_cache_blocks(
+            (main,) if self.sides is None else self.sides.blocks(request_id, main))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        if self.sides is not None:
+            return self.get_blocks(request_id).get_block_ids()
         state = self.states.get(request_id)
         return (state.table[:state.told] if state is not None else [],)
 
@@ -499,13 +596,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int,
                               num_prompt_tokens: Optional[int] = None) -> None:
-        pass  # full attention skips none
+        if self.sides is not None:
+            self.sides.skip(request_id, processed_computed_tokens)
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
         return []
 
     def take_new_block_ids(self) -> list[int]:
-        return []
+        return self.sides.to_zero() if self.sides is not None else []
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         raise NotImplementedError("kvtrunk: only failed loads of a connector evict blocks, and "

@@ -27,7 +27,9 @@ class NoWorkers:
 class Scheduler:
     """vLLM's, with a model that answers 7."""
 
-    def __init__(self, folder, shared, asynchronous=False, pages=PAGES, **options):
+    def __init__(self, folder, shared, asynchronous=False, pages=PAGES, page=PAGE, sides=(),
+                 retention=0, **options):
+        """sides: vLLM's specs of the groups beside the one with full attention."""
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
@@ -42,20 +44,23 @@ class Scheduler:
             "max_num_seqs": RUNNING, "skip_tokenizer_init": True,
             "kv_transfer_config": TRANSFER if shared else None,
             "async_scheduling": asynchronous, **options}).create_engine_config()
+        if sides:  # as the platform would choose for such a model
+            config.cache_config.block_size, config.cache_config.mamba_cache_mode = page, "align"
         if shared:
             from kvtrunk.vllm import _watch, connector
             _watch._watches[config.kv_transfer_config.engine_id] = _watch.Watch(NoWorkers(), config)
             connector.KvtrunkConnector.get_required_kvcache_layout(config)
         config.cache_config.num_gpu_blocks = pages
-        spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=2, head_size=64,
+        spec = FullAttentionSpec(block_size=page, num_kv_heads=2, head_size=64,
                                  dtype=torch.float32)
+        groups = [KVCacheGroupSpec([f"layer{i}"], each) for i, each in enumerate([spec, *sides])]
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
-        self.hasher = get_request_block_hasher(PAGE, hash_of)
+        self.hasher = get_request_block_hasher(page, hash_of)
         self.theirs = (AsyncScheduler if asynchronous else Theirs)(
-            config, KVCacheConfig(pages, [], [KVCacheGroupSpec(["layer"], spec)],
-                                  kv_cache_layout="LBHNC"),
-            StructuredOutputManager(config), PAGE, log_stats=True)
+            config, KVCacheConfig(pages, [], groups, kv_cache_layout="LBHNC",
+                                  prefix_cache_retention_interval=retention if sides else None),
+            StructuredOutputManager(config), page, log_stats=True)
         if shared:  # there is no worker to say it
             self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
 

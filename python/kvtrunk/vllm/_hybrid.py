@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with windows or recurrent states beside full attention: their groups of blocks as side pages.
+
+One group with full attention is the main one: its blocks are the lease's page table. Each other
+group is a kind of side pages. vLLM's own managers decide which blocks these groups need, free, and
+cache (windows, alignment of states, points). They work on a BlockPool of ours, whose blocks are:
+
+* loose: a private page of the session in no lease. Its last user gives it back.
+* cached: found by BEGIN, or given to a COMMIT. The lock on the lease's path keeps it, so nothing
+  is given back. vLLM never writes it: a request that continues behind a cached state copies it.
+
+vLLM counts a block as cached when it schedules the step that computes it. Here that is a note: the
+step's COMMIT carries it, behind the step's fence.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional, Sequence
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import replay_boundaries
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from .._ring import Begun
+from .._seq import Fence
+from ._engine import Engine
+from ._refuse import refuse
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+Place = tuple[int, int]
+"""Index in the page table, and kind."""
+Blocks = tuple[Sequence[Any], ...]
+"""vLLM's blocks of each group."""
+
+
+def main_group(groups: Sequence[Any]) -> int:
+    """The group whose blocks are main pages."""
+    return next(i for i, group in enumerate(groups)
+                if isinstance(group.kv_cache_spec, FullAttentionSpec))
+
+
+def trailing_pages(spec: Any) -> int:
+    """How many side pages a point needs of a group."""
+    if isinstance(spec, SlidingWindowSpec):
+        return -(-(spec.sliding_window - 1) // spec.block_size)
+    return 1
+
+
+class SidePool(BlockPool):
+    """vLLM's block pool, made on the engine's session by _kvt_init()."""
+
+    def _kvt_init(self, engine: Engine, kinds: dict[int, int]) -> None:
+        """kinds: by group."""
+        self._engine = engine
+        self._kinds = kinds
+        self._loose: set[int] = set()
+        self._stock: list[int] = []
+        """Loose pages without a user. Steps run in order, so the next step may write them."""
+        self._notes: dict[str, dict[int, Place]] = {}
+        """By request: pages to publish, and where."""
+
+    def forget(self) -> None:
+        """The session was lost: blocks that vLLM still holds are of no page."""
+        self._loose.clear()
+        self._stock.clear()
+        self._notes.clear()
+        self.blocks[1:] = [KVCacheBlock(number, pool=self) for number in range(1, len(self.blocks))]
+
+    # ---- pages
+
+    def reserve(self, n: int) -> bool:
+        """Have n pages for get_new_blocks(). False: no space for all, nothing happened."""
+        short = n - len(self._stock)
+        if short > 0:
+            pages = self._engine.ring.pages(short)
+            if pages is None:
+                return False
+            self._stock += pages
+        return True
+
+    def flush(self, fence: Optional[Fence]) -> None:
+        """Give the stock back, at the fence of all steps that used it."""
+        if self._stock:
+            self._engine.ring.free(self._stock, fence)
+            self._stock = []
+
+    def returned(self, pages: Iterable[int]) -> None:
+        """The daemon did not take these pages."""
+        for page in pages:
+            if self.blocks[page].ref_cnt:
+                self._loose.add(page)
+            else:
+                self._stock.append(page)
+
+    def private(self, pages: Iterable[int]) -> Iterator[int]:
+        """Those of the pages that are loose."""
+        return (page for page in pages if page in self._loose)
+
+    # ---- notes
+
+    def _note(self, request: Any, block: Any, place: Place) -> None:
+        if block.block_id in self._loose:
+            self._notes.setdefault(request.request_id, {})[block.block_id] = place
+
+    def _forget_note(self, page: int) -> None:
+        for notes in self._notes.values():
+            notes.pop(page, None)
+
+    def noted(self, name: str, pages: int) -> list[tuple[int, int, int]]:
+        """Notes of a request that a COMMIT of so many pages can carry: index, kind, page."""
+        return [(*place, page) for page, place in self._notes.get(name, {}).items()
+                if place[0] < pages]
+
+    def given(self, name: str, sides: Sequence[tuple[int, int, int]]) -> None:
+        """A COMMIT carries these."""
+        notes = self._notes.get(name, {})
+        for _, _, page in sides:
+            del notes[page]
+            self._loose.remove(page)
+        if not notes:
+            self._notes.pop(name, None)
+
+    def drop_notes(self, name: str) -> None:
+        """Publish nothing of a request."""
+        self._notes.pop(name, None)
+
+    # ---- what vLLM's managers call
+
+    def get_new_blocks(self, num_blocks: int) -> list[Any]:
+        kept = len(self._stock) - num_blocks
+        assert kept >= 0  # reserve() was called
+        pages, self._stock = self._stock[kept:], self._stock[:kept]
+        self._loose.update(pages)
+        blocks = [self.blocks[page] for page in pages]
+        for block in blocks:
+            block.ref_cnt = 1
+        return blocks
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        for block in ordered_blocks:
+            page = block.block_id
+            if block.is_null or block is not self.blocks[page]:
+                continue
+            block.ref_cnt -= 1
+            if not block.ref_cnt and page in self._loose:
+                self._loose.remove(page)
+                self._forget_note(page)
+                self._stock.append(page)
+
+    def touch(self, blocks: Sequence[Any]) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def cache_full_blocks(self, request: Any, blocks: list[Any], num_cached_blocks: int,
+                          num_full_blocks: int, block_size: int, kv_cache_group_id: int,
+                          block_mask: Optional[list[bool]] = None) -> None:
+        kind = self._kinds[kv_cache_group_id]
+        for index in range(num_cached_blocks, num_full_blocks):
+            if block_mask is None or block_mask[index - num_cached_blocks]:
+                self._note(request, blocks[index], (index, kind))
+
+    def cache_partial_block(self, request: Any, block: Any, num_tokens: int,
+                            kv_cache_group_id: int, block_size: int,
+                            replace_existing_hashes: bool = False) -> None:
+        """A state at a block's end, which may be in the block of a step that goes beyond."""
+        assert num_tokens % block_size == 0  # vLLM's partial hits are off
+        self._note(request, block, (num_tokens // block_size - 1, self._kinds[kv_cache_group_id]))
+
+    def _maybe_evict_cached_block(self, block: Any) -> bool:
+        self._forget_note(block.block_id)
+        return False
+
+    def get_num_free_blocks(self) -> int:
+        """How many more pages this session could have, if no other took them."""
+        found = self._engine.ring.client.counters()
+        return int(found.free_pages + found.evictable_pages) + len(self._stock)
+
+
+class Point:
+    """Side pages that a request's lease has: those it continued behind, and those it published."""
+
+    def __init__(self, begun: Begun, page_size: int) -> None:
+        self.start = begun.reusable // page_size
+        self.found = begun.sides
+        self.matched = begun.matched
+        self.published: set[Place] = set()
+        self.end = 0
+        """Pages in front of the last point that it published."""
+
+    def publish(self, sides: Sequence[tuple[int, int, int]], kinds: Sequence[int]) -> None:
+        """A COMMIT carries these."""
+        self.published.update((index, kind) for index, kind, _ in sides)
+        have = self.published | {(self.start - 1 - i, kind) for kind, found in enumerate(self.found)
+                                 for i in range(len(found))}
+        for end in {index + 1 for index, _, _ in sides}:
+            if all((end - 1 - i, kind) in have
+                   for kind, most in enumerate(kinds) for i in range(min(most, end))):
+                self.end = max(self.end, end)
+
+    def obsolete(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Places to drop: those of the point that it continued behind, if a point that it published
+        since costs fewer main pages to reach from the one before."""
+        if self.end <= self.start:
+            return []
+        old = [(self.start - 1 - i, kind, 0) for kind, found in enumerate(self.found)
+               for i in range(len(found)) if self.start - 1 - i < self.end - kinds[kind]]
+        return old if len(old) > self.end - self.start else []
+
+
+class Sides:
+    """The side groups of an engine: vLLM's managers of them, by group."""
+
+    def __init__(self, manager: KVCacheManager, engine: Engine) -> None:
+        coordinator = manager.coordinator
+        if getattr(coordinator, "enable_partial_hash_hits", False):
+            refuse("vLLM would reuse parts of blocks: start it without --prefix-match-unit")
+        groups = manager.kv_cache_config.kv_cache_groups
+        self.main = main_group(groups)
+        self.page_size = engine.info.page_size
+        self._coordinator = coordinator
+        self._managers = {group: each for group, each in
+                          enumerate(coordinator.single_type_managers) if group != self.main}
+        self.kinds = [trailing_pages(each.kv_cache_spec) for each in self._managers.values()]
+        self.pool: SidePool = manager.block_pool
+        self.pool.__class__ = SidePool
+        self.pool._kvt_init(engine, {group: kind for kind, group in enumerate(self._managers)})
+        for each in self._managers.values():
+            each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
+        self._zeroes = coordinator.single_type_managers[self.main].records_new_block_ids
+        self._to_zero: dict[str, list[int]] = {}
+
+    def groups(self, main: Sequence[Any], sides: Iterable[Sequence[Any]]) -> Blocks:
+        """In the order of vLLM's groups."""
+        found = list(sides)
+        found.insert(self.main, main)
+        return tuple(found)
+
+    def found(self, main: Sequence[Any], point: Point) -> Blocks:
+        """What a request reuses. Of a side group that is only the end."""
+        null, blocks = self.pool.null_block, self.pool.blocks
+        return self.groups(main, [[null] * (len(main) - len(pages)) +
+                                  [blocks[page] for page in pages] for pages in point.found])
+
+    def junction(self, point: Point, request: Any) -> int:
+        """Positions behind which the next such prompt could continue, 0: behind those of now."""
+        most = min(point.matched, (request.num_tokens - 1) // self.page_size * self.page_size)
+        return most if most > point.start * self.page_size else 0
+
+    # ---- slots
+
+    def skip(self, name: str, processed: int) -> None:
+        """Free what lies before the windows of positions that are not processed yet."""
+        for each in self._managers.values():
+            each.remove_skipped_blocks(name, processed)
+
+    def _needed(self, request: Any, tokens: int, found: Blocks, computed: int, whole: bool) -> int:
+        end = max(request.num_prompt_tokens, request.num_tokens - 1)
+        return sum(each.get_num_blocks_to_allocate(
+            request.request_id, tokens, found[group], computed, computed, tokens,
+            apply_admission_cap=whole,
+            prefill_end=end if self._coordinator.retention_interval == 0 else 0)
+            for group, each in self._managers.items())
+
+    def fits(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
+        """Whether the pool has room for the whole request."""
+        needed = self._needed(request, tokens, found, computed, True)
+        return needed <= self.pool.get_num_free_blocks()
+
+    def reserve(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
+        """Have pages for allocate(). False: no space, nothing happened."""
+        return self.pool.reserve(self._needed(request, tokens, found, computed, False))
+
+    def allocate(self, request: Any, tokens: int, found: Blocks, computed: int,
+                 main: Sequence[Any], private: Sequence[int]) -> Blocks:
+        """Blocks for so many positions, `computed` of them computed. main: the new blocks of the
+        main group; private: those of them that are private pages."""
+        name = request.request_id
+        if any(found):
+            for group, each in self._managers.items():
+                each.add_local_computed_blocks(name, found[group], computed, 0)
+        if self._zeroes:
+            self._to_zero.setdefault(name, []).extend(private)
+        return self.groups(main, [each.allocate_new_blocks(name, tokens, tokens)
+                                  for each in self._managers.values()])
+
+    def cache(self, request: Any, tokens: int) -> None:
+        """Note what is worth publishing of the first computed positions."""
+        boundaries = replay_boundaries(request.num_prompt_tokens, self.page_size, use_eagle=False)
+        for group, each in self._managers.items():
+            each.cache_blocks(request, self._coordinator.get_num_cacheable_tokens(tokens, group),
+                              retention_interval=self._coordinator.retention_interval,
+                              replay_boundaries=boundaries)
+
+    def blocks(self, name: str, main: Sequence[Any]) -> Blocks:
+        """All of a request."""
+        return self.groups(main, [each.req_to_blocks.get(name, [])
+                                  for each in self._managers.values()])
+
+    def to_zero(self) -> list[int]:
+        """Pages that got a user since the last call, and still have it."""
+        new = [page for pages in self._to_zero.values() for page in pages]
+        self._to_zero.clear()
+        for each in self._managers.values():
+            new += self.pool.private(each.take_new_block_ids())
+        return new
+
+    def free(self, name: str) -> None:
+        """The request ended."""
+        for each in self._managers.values():
+            each.free(name)
+        self.pool.drop_notes(name)
+        self._to_zero.pop(name, None)
