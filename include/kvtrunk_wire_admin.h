@@ -133,7 +133,7 @@ struct kvt_admin_node {
 	uint32_t keys[4];    /* the first keys of the run, for people */
 	uint64_t root_key;   /* of a node right below a root; 0: it has none */
 	uint32_t side_pages; /* of its pages */
-	uint32_t point;      /* pages up to its last one with all kinds of side pages; 0: none */
+	uint32_t point;      /* pages up to its last point, where a BEGIN can continue; 0: none */
 	uint32_t sealer;     /* of all its cached pages; 0: unknown; UINT32_MAX: several */
 	uint32_t reserved;
 };

@@ -7,6 +7,8 @@
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tree.h"
+#include "daemon/core/walk.h"
 
 const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
 {
@@ -28,18 +30,19 @@ const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
 	return &core->effort;
 }
 
-/** Pages of the path up to a node's last page with all kinds of side pages; 0: none. */
-static uint32_t last_point(const struct kvt_core *core, const struct kvt_node *node)
+/** Pages of the path up to a node's last point, behind which a BEGIN can continue; 0: none. */
+static uint32_t last_point(struct kvt_core *core, uint32_t id)
 {
-	uint32_t at = core->n_sides > 0 ? node->sealed : 0;
+	const struct kvt_node *node = kvt_node_at(core, id);
+	uint32_t point;
 
-	while (at > 0 && kvt_sides_count_of(core, core->slot_pages[node->first_slot + at - 1]) <
-				 core->n_sides)
-		at--;
-	return at > 0 ? node->start + at : 0;
+	if (kvt_sides_in(core, id) == 0 || kvt_path_detached(core, id))
+		return 0;
+	point = kvt_walk_search(core, id, node->start + node->sealed, node->start);
+	return point > node->start ? point : 0;
 }
 
-bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t now_ns,
+bool kvt_core_describe_node(struct kvt_core *core, uint32_t id, uint64_t now_ns,
 			    struct kvt_admin_node *ret_node)
 {
 	const struct kvt_node *node;
@@ -65,7 +68,7 @@ bool kvt_core_describe_node(const struct kvt_core *core, uint32_t id, uint64_t n
 		.priority = node->priority,
 		.root_key = kvt_root_key_of(core, id),
 		.side_pages = kvt_sides_in(core, id),
-		.point = last_point(core, node),
+		.point = last_point(core, id),
 		.sealer = node->sealed ? core->sealers[id] : 0,
 		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
 		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,

@@ -46,13 +46,13 @@ int kvt_handle_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t 
  * handle, which must be of the entry's namespace. */
 int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_pages,
 		   struct kvt_walk *walk);
-/** kvt_walk_usable() where pages have sides. */
-uint32_t kvt_walk_search(struct kvt_core *core, uint32_t node, uint32_t pages);
+/** kvt_walk_usable() where pages have sides. With `floor` pages or fewer it may be too many. */
+uint32_t kvt_walk_search(struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t floor);
 /** The most leading pages, of `pages` cached ones of the path to `node`, behind which a reader can
  * continue: the last ones have all side pages that it needs. */
 static inline uint32_t kvt_walk_usable(struct kvt_core *core, uint32_t node, uint32_t pages)
 {
-	return core->n_sides == 0 ? pages : kvt_walk_search(core, node, pages);
+	return core->n_sides == 0 ? pages : kvt_walk_search(core, node, pages, 0);
 }
 
 /** The entry's keys behind what its walk has found. */
