@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python in the documents runs, on a daemon; the caller's own parts are given to it."""
 import pathlib
+import re
 import sys
 import types
 
@@ -16,9 +17,69 @@ from documents import DOCUMENTS, blocks  # noqa: E402  pylint: disable=wrong-imp
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)
           if block.language == "python" and not block.not_run]
+POINTS = [block for block in BLOCKS if "sides=(" in block.text]
+PAGE = 16
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[block.name for block in BLOCKS])
+class Pages:
+    """What pages hold, in place of a model: of each the tokens that it was computed from."""
+
+    def __init__(self):
+        self.main, self.side = {}, {}
+
+    def compute(self, tokens, start, end, pages):
+        """Full attention: read all pages in front, write the others."""
+        for index in range(start // PAGE):
+            assert self.main[pages[index]] == tokens[:(index + 1) * PAGE]
+        for index in range(start // PAGE, -(-end // PAGE)):
+            self.main[pages[index]] = tokens[:min((index + 1) * PAGE, end)]
+
+    def prefill(self, tokens, start, end, pages, table):
+        """The same, and windows of 4 pages."""
+        self.compute(tokens, start, end, pages)
+        for index in range(max(0, start // PAGE - 4), start // PAGE):
+            assert self.side[table[index]] == tokens[:(index + 1) * PAGE]
+        for index in range(start // PAGE, -(-end // PAGE)):
+            self.side[table[index]] = tokens[:min((index + 1) * PAGE, end)]
+
+    def advance(self, tokens, start, end, pages, state):
+        """The same, and a state in place of windows."""
+        self.compute(tokens, start, end, pages)
+        assert start == 0 or self.side[state] == tokens[:start]
+        self.side[state] = tokens[:end]
+
+    def copy(self, source, target):
+        """Copy a state."""
+        self.side[target] = self.side[source]
+
+
+def run(block, **given):
+    exec(compile(block.text, block.name, "exec"),  # pylint: disable=exec-used
+         {"kvtrunk": kvtrunk, **given})
+
+
+@pytest.mark.parametrize("block", POINTS, ids=[block.name for block in POINTS])
+def test_a_block_that_makes_points_continues_from_them(block, monkeypatch):
+    geometry, sides = kvtrunk.Geometry(1, 1, 16), re.search(r"sides=\((\w+)", block.text)[1]
+    sides = {"window": "4"}.get(sides, sides)
+    pages, reused = Pages(), []
+    prompts = [[*range(70), *range(1000 * i, 1000 * i + 130)] for i in range(1, 4)]
+    with testing.daemon(page_size=PAGE, n_layers=1, n_kv_heads=1, head_dim=16,
+                        sides=sides) as daemon, \
+            daemon.connect(any_geometry=True) as client:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        for tokens in [*prompts, prompts[0], prompts[1] + [7] * 40]:
+            before = client.stats().hit_positions
+            run(block, geometry=geometry, tokens=tokens, prefill=pages.prefill,
+                advance=pages.advance, copy=pages.copy)
+            reused.append(client.stats().hit_positions - before)
+        # The second prompt makes a point where it parts from the first.
+        assert reused == [0, 0, 64, 192, 192]
+        assert client.stats().private_pages == 0
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block not in POINTS],
+                         ids=[block.name for block in BLOCKS if block not in POINTS])
 def test_a_block_of_a_document_publishes_its_prompt(block, monkeypatch):
     geometry = kvtrunk.Geometry(2, 2, 64)
     tokens, generated = list(range(100)), [1, 2, 3]
@@ -26,8 +87,7 @@ def test_a_block_of_a_document_publishes_its_prompt(block, monkeypatch):
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         # numpy reads no bf16 by DLPack; torch does, where it is installed.
         torch = sys.modules.get("torch") or types.SimpleNamespace(from_dlpack=lambda array: array)
-        exec(compile(block.text, block.name, "exec"),  # pylint: disable=exec-used
-             {"kvtrunk": kvtrunk, "torch": torch, "geometry": geometry, "tokens": tokens,
-              "generated": generated, "prefill": lambda *_: None})
+        run(block, torch=torch, geometry=geometry, tokens=tokens, generated=generated,
+            prefill=lambda *_: None)
         with daemon.connect(any_geometry=True, observe=True) as client:
             assert client.counters()["cached_pages"] >= len(tokens) // 16
