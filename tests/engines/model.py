@@ -12,6 +12,8 @@ import pathlib
 import numpy as np
 
 DEVIATION = 0.12
+KEPT = -6
+"""A_log of layers that keep a state: what some hundred tokens have left in it counts."""
 
 
 def config(layers=2, heads=4, kv_heads=2, head_dim=64, vocabulary=512, **overrides):
@@ -65,6 +67,29 @@ def windows(name, **overrides):
     return {"sliding_window": WINDOW, **WINDOWS[name], **overrides}
 
 
+STATES = {
+    "Qwen3-Next": {"layers": 4, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+                   "dtype": "bfloat16", "full_attention_interval": 4, "linear_num_key_heads": 2,
+                   "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+                   "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "num_experts": 2,
+                   "num_experts_per_tok": 1, "moe_intermediate_size": 64,
+                   "shared_expert_intermediate_size": 64, "mlp_only_layers": [0, 1, 2]},
+    "Granite 4": {"layers": 4, "architectures": ["GraniteMoeHybridForCausalLM"],
+                  "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 2,
+                  "position_embedding_type": "rope",
+                  "num_local_experts": 0, "shared_intermediate_size": 512, "mamba_n_heads": 8,
+                  "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_expand": 2,
+                  "mamba_d_conv": 4, "mamba_chunk_size": 256},
+}
+"""Overrides of config() for models with layers that keep a state: three of four gated delta nets,
+every second a Mamba-2."""
+
+
+def states(name, **overrides):
+    """Overrides of config() for a model of STATES."""
+    return {**STATES[name], **overrides}
+
+
 def experts(**overrides):
     """Overrides of config() for a model whose layers choose two of four experts, as Mixtral."""
     return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
@@ -84,21 +109,59 @@ def _attention(values, at):
         yield at + "o_proj.weight", (width, heads * values["v_head_dim"])
         return
     queries, pairs = (n * values["head_dim"] for n in (heads, values["num_key_value_heads"]))
-    for name, shape in (("q", (queries, width)), ("k", (pairs, width)), ("v", (pairs, width)),
-                        ("o", (width, queries))):
+    gates = values["model_type"] == "qwen3_next"
+    for name, shape in (("q", (queries << gates, width)), ("k", (pairs, width)),
+                        ("v", (pairs, width)), ("o", (width, queries))):
         yield f"{at}{name}_proj.weight", shape
         if values["attention_bias"]:
             yield f"{at}{name}_proj.bias", shape[:1]
     if values["model_type"] == "gpt_oss":
         yield at + "sinks", (heads,)
-    if values["model_type"] in ("gemma3_text", "mellum"):
+    if values["model_type"] in ("gemma3_text", "mellum", "qwen3_next"):
         yield at + "q_norm.weight", (values["head_dim"],)
         yield at + "k_norm.weight", (values["head_dim"],)
 
 
-def _mlp(values, at):
+def _state(values, at):
+    """Name and shape of each tensor of a layer that keeps a state."""
+    width = values["hidden_size"]
+    if values["model_type"] == "qwen3_next":
+        at += "linear_attn."
+        heads, dim = values["linear_num_value_heads"], values["linear_value_head_dim"]
+        keys, inner = values["linear_num_key_heads"] * values["linear_key_head_dim"], heads * dim
+        mixed = 2 * keys + inner
+        yield at + "in_proj_qkvz.weight", (mixed + inner, width)
+        yield at + "in_proj_ba.weight", (2 * heads, width)
+        yield at + "norm.weight", (dim,)
+    else:
+        at += "mamba."
+        heads, inner = values["mamba_n_heads"], values["mamba_n_heads"] * values["mamba_d_head"]
+        mixed = inner + 2 * values["mamba_n_groups"] * values["mamba_d_state"]
+        yield at + "in_proj.weight", (mixed + inner + heads, width)
+        yield at + "conv1d.bias", (mixed,)
+        yield at + "norm.weight", (inner,)
+        yield at + "D", (heads,)
+    yield at + "A_log", (heads,)
+    yield at + "dt_bias", (heads,)
+    yield at + "conv1d.weight", (mixed, 1, 4)
+    yield at + "out_proj.weight", (width, inner)
+
+
+def _keeps_state(values, layer):
+    """Whether a layer keeps a state instead of KV."""
+    if values["model_type"] == "qwen3_next":
+        return (layer + 1) % values["full_attention_interval"] != 0
+    return values.get("layer_types", ["attention"] * (layer + 1))[layer] == "mamba"
+
+
+def _mlp(values, layer, at):
     """Name and shape of each tensor behind a layer's attention."""
     width, inner = values["hidden_size"], values["intermediate_size"]
+    if values["model_type"] == "granitemoehybrid":
+        at, inner = at.removesuffix("mlp.") + "shared_mlp.", values["shared_intermediate_size"]
+        yield at + "input_linear.weight", (2 * inner, width)
+        yield at + "output_linear.weight", (width, inner)
+        return
     if values["model_type"] == "gpt_oss":
         n = values["num_local_experts"]
         yield at + "router.weight", (n, width)
@@ -108,7 +171,13 @@ def _mlp(values, at):
         yield at + "experts.down_proj", (n, inner, width)
         yield at + "experts.down_proj_bias", (n, width)
         return
-    parts = {at: ("gate_proj", "up_proj", "down_proj")}
+    plain = ("gate_proj", "up_proj", "down_proj")
+    parts = {at: plain}
+    if values["model_type"] == "qwen3_next" and layer not in values["mlp_only_layers"]:
+        n, inner = values["num_experts"], values["moe_intermediate_size"]
+        yield at + "gate.weight", (n, width)
+        yield at + "shared_expert_gate.weight", (1, width)
+        parts = {at + "shared_expert.": plain, **{f"{at}experts.{i}.": plain for i in range(n)}}
     if values["model_type"] == "mixtral":
         at = at.removesuffix("mlp.") + "block_sparse_moe."
         n = values["num_local_experts"]
@@ -131,8 +200,11 @@ def shapes(values):
         at = f"model.layers.{layer}."
         for norm in norms:
             yield f"{at}{norm}.weight", (width,)
-        yield from _attention(values, at + "self_attn.")
-        yield from _mlp(values, at + "mlp.")
+        if _keeps_state(values, layer):
+            yield from _state(values, at)
+        else:
+            yield from _attention(values, at + "self_attn.")
+        yield from _mlp(values, layer, at + "mlp.")
     yield "model.norm.weight", (width,)
     if not values["tie_word_embeddings"]:
         yield "lm_head.weight", (values["vocab_size"], width)
@@ -187,8 +259,8 @@ def write(folder, seed=0, embedding=1, **shape):
     values = config(**shape)
     random = np.random.default_rng(seed)
     tensors = {
-        name: np.ones(size, np.float32) if len(size) == 1 else
-        random.normal(0, deviation(values, name), size).astype(np.float32)
+        name: np.full(size, KEPT if name.endswith("A_log") else 1, np.float32)
+        if len(size) == 1 else random.normal(0, deviation(values, name), size).astype(np.float32)
         for name, size in shapes(values)}
     tensors["model.embed_tokens.weight"] *= embedding
     files = {
