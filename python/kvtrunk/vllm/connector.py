@@ -22,8 +22,9 @@ from .._check import Finding
 from . import compat
 from ._drafts import hold_outputs, in_pages
 from ._engine import Engine, Worker
+from ._groups import check_groups, digest, main_group
 from ._pool import WorkerPool, wanted_layout
-from ._refuse import check_config, check_groups, check_pages, refuse
+from ._refuse import check_config, check_pages, refuse
 from ._start import keep_pages
 from .manager import Check, KvtrunkKVCacheManager
 
@@ -73,10 +74,11 @@ class Checked(KVConnectorWorkerMetadata):
 
 class Proof(KVConnectorHandshakeMetadata):
     """What a worker tells EngineCore when its KV tensors are proved to lie in the pool: what
-    computes their KV, and the window or chunk of each layer, 0 for none."""
+    computes their KV, what side pages hold, and the window or chunk of each layer that keeps all
+    positions, 0 for none."""
 
-    def __init__(self, backend: str, isa: str, windows: list[int]) -> None:
-        self.made_by = (backend, isa)
+    def __init__(self, backend: str, isa: str, groups: str, windows: list[int]) -> None:
+        self.made_by = (backend, isa, groups)
         self.windows = windows
 
 
@@ -111,6 +113,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = vllm_config
         self._layout = str(kv_cache_config.kv_cache_layout) if kv_cache_config else ""
+        self._groups: list[Any] = kv_cache_config.kv_cache_groups if kv_cache_config else []
         engine_id = vllm_config.kv_transfer_config.engine_id
         self._engine = _engines.get(engine_id)
         self._manager: Optional[KvtrunkKVCacheManager] = None
@@ -130,6 +133,9 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._worker = Worker(vllm_config)
             self._pool = self._worker.pool
+        if kv_cache_config is not None:  # before it allocates KV
+            check_groups(kv_cache_config, self._pool.client.info,
+                         vllm_config.speculative_config is not None)
 
     # ---- worker
 
@@ -140,24 +146,30 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Prove that they lie in the pool."""
         layers = self._config.compilation_config.static_forward_context
-        kinds, windows = set(), []
+        kinds, states, windows = set(), {}, []
         for name in kv_caches:
             layer = layers[name]
-            windows.append(getattr(layer, "sliding_window", None) or getattr(
-                layer, "attention_chunk_size", None) or 0)
             if getattr(layer, "kv_sharing_target_layer_name", None):
                 refuse("layers that share KV are not supported: remove --kv-transfer-config for "
                        "this model")
-            kinds.add((layer.attn_backend.get_name(), str(getattr(layer, "isa", "")),
-                       layer.attn_backend.is_mla()))
+            backend = layer.get_attn_backend()
+            if backend.is_ssm():
+                states[name] = backend.get_name()
+                continue
+            kinds.add((backend.get_name(), str(getattr(layer, "isa", "")), backend.is_mla()))
+            windows.append(getattr(layer, "sliding_window", None) or getattr(
+                layer, "attention_chunk_size", None) or 0)
         if len(kinds) != 1:
             refuse(f"layers of several attention backends are not supported: {sorted(kinds)}")
         backend, isa, latent = kinds.pop()
         model = self._config.model_config
         own = model.get_total_num_hidden_layers() if in_pages(self._config) else None
-        self._pool.prove(kv_caches, self._layout, backend, latent, own)
+        main = main_group(self._groups)
+        groups = [{name: kv_caches[name] for name in group.layer_names} for group in self._groups]
+        self._pool.prove(groups.pop(main), self._layout, backend, latent, own, groups, states)
         self._pool.set_bounds(model)
-        self._proof = Proof(backend, isa, windows)
+        self._proof = Proof(" ".join([backend, *sorted(set(states.values()))]), isa, digest(self._groups),
+                            windows if len(self._groups) == 1 else [])
 
     def get_handshake_metadata(self) -> Optional[Proof]:
         """vLLM carries it to set_xfer_handshake_metadata()."""
@@ -211,7 +223,6 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take over the scheduler's cache manager."""
         assert self._engine is not None
-        check_groups(kv_cache_manager.kv_cache_config, self._engine.info)
         self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, self._engine)
 
     def set_xfer_handshake_metadata(
@@ -225,10 +236,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         made_by = {proof.made_by for proof in metadata.values() if isinstance(proof, Proof)}
         if len(made_by) != 1:
             refuse(f"workers with different attention backends: {sorted(made_by)}")
-        backend, isa = made_by.pop()
+        backend, isa, groups = made_by.pop()
         _say_unproved(self._config, self._layout, backend)
         engine.open(";".join(["vllm", compat.version(), self._layout, backend, isa,
-                              str(engine.info.page_size)]))
+                              str(engine.info.page_size), *([groups] if groups else [])]))
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, engine.name, self._layout, backend, isa)

@@ -5,34 +5,37 @@ import pytest
 from conftest import PAGE, TRANSFER
 from published import ARCHITECTURES, shapes, shown, write  # noqa: F401
 
-from kvtrunk.vllm import _refuse
+from kvtrunk.vllm import _groups, _plan, _refuse
 
 STATE, INDEX = "keep a state", "index of sparse"
-WINDOW = "--disable-hybrid-kv-cache-manager"
+SWITCH = "--disable-hybrid-kv-cache-manager"
 """Accepted with this switch."""
 # Name: a word of the refusal.
 REFUSED = {
-    "Llama 4 Scout": WINDOW,
-    "Qwen3 Next 80B": STATE,
-    "Qwen3.5 35B A3B": STATE,
-    "Gemma 2 9B": WINDOW,
-    "Gemma 3 4B": WINDOW,
-    "Gemma 3 12B": WINDOW,
-    "Gemma 3 27B": WINDOW,
+    "Llama 4 Scout": SWITCH,
     "Gemma 3n E4B": "share KV",
-    "gpt-oss 20B": WINDOW,
     "DeepSeek V3.2": INDEX,
     "GLM-5": INDEX,
-    "Granite 4 Small": STATE,
-    "Falcon H1 34B": STATE,
-    "Command R7B": WINDOW,
-    "OLMo 3 7B": WINDOW,
-    "Nemotron H 8B": STATE,
+    "Granite 4 Small": "at most 8 kinds",
     "Jamba 1.5 Mini": STATE,
     "Mamba 2.8B": STATE,
     "LFM2 1.2B": STATE,
     "MiMo V2 Flash": "differ in size",
     "T5 Large": "encoder-decoder",
+}
+# Name: page size, layers of a page, and side pages that a point needs of each kind.
+SIDES = {
+    "Qwen3 Next 80B": (544, 12, [1] * 3),
+    "Qwen3.5 35B A3B": (544, 10, [1] * 3),
+    "Gemma 2 9B": (PAGE, 21, [128]),
+    "Gemma 3 4B": (PAGE, 5, [32] * 6),
+    "Gemma 3 12B": (PAGE, 8, [32] * 5),
+    "Gemma 3 27B": (PAGE, 10, [32] * 6),
+    "gpt-oss 20B": (PAGE, 12, [4]),
+    "Falcon H1 34B": (2592, 72, [1]),
+    "Command R7B": (PAGE, 8, [128] * 3),
+    "OLMo 3 7B": (PAGE, 8, [128] * 3),
+    "Nemotron H 8B": (1056, 1, [1] * 2),
 }
 
 
@@ -63,13 +66,19 @@ def test_a_published_model(name, shapes, configured):  # noqa: F811
     if says:
         with pytest.raises(_refuse.Refused, match=says):
             _refuse.check_config(config)
+            _groups.check_kinds(_plan.plan(config).groups)
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
-    if says in ("", WINDOW):
+    if says in ("", SWITCH):
         _refuse.check_config(config)
-    # `flags` refuses the same models.
-    assert answer[0].isdigit() == (says in ("", WINDOW))
+        made = _plan.plan(config)
+        _groups.check_kinds(made.groups)
+        assert (made.page_size, made.n_layers, [*_groups.sides(made.groups)]) == SIDES.get(
+            name, (made.page_size, made.n_layers, []))
+    # `flags` refuses the same models, and takes the shape of those without side pages from kvtctl.
+    if name not in SIDES:
+        assert answer[0].isdigit() == (says in ("", SWITCH))
 
 
 def test_the_manual_says_the_same():
     assert {name: said.split()[0].strip(",") for name, said in shown("vllm.md").items()} == {
-        name: "yes" if REFUSED.get(name, "") in ("", WINDOW) else "no" for name in ARCHITECTURES}
+        name: "yes" if REFUSED.get(name, "") in ("", SWITCH) else "no" for name in ARCHITECTURES}

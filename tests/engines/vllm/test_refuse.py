@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot work is refused at the start, in a sentence that names the flag to change."""
 import copy
+import dataclasses
 import importlib.metadata
 import pathlib
 import subprocess
@@ -9,11 +10,17 @@ import types
 
 import model
 import pytest
+import torch
 from conftest import PAGE, TRANSFER, Engine, flags, geometry
 from engine import prompt
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentionSpec,
+                                        FullAttentionSpec, MambaSpec, MLAAttentionSpec,
+                                        SlidingWindowSpec)
 
 from kvtrunk import testing
 from kvtrunk.vllm import compat
+from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refuse as rules
 from kvtrunk.vllm._engine import socket
 
@@ -190,7 +197,7 @@ def test_refused(config, path, value, says):
 
 
 @pytest.mark.parametrize("kind,value,says", [
-    ("is_hybrid", True, "keep a state"), ("is_attention_free", True, "keep a state"),
+    ("is_attention_free", True, "keep a state"),
     ("hf_text_config", types.SimpleNamespace(index_topk=2048), "index of sparse attention"),
     ("hf_text_config", types.SimpleNamespace(v_head_dim=48), "K and V differ in size"),
     ("hf_text_config", types.SimpleNamespace(attention_chunk_size=8192), SWITCH),
@@ -202,21 +209,13 @@ def test_refused_models(config, kind, value, says):
         rules.check_config(made)
 
 
-@pytest.mark.parametrize("window, layer_types, in_all, needed", [
-    (128, ["sliding_attention", "full_attention"], False, True),
-    (128, ["sliding_attention"] * 2, True, False), (128, None, True, False),
-    (128, ["full_attention"] * 2, False, False),
-    (None, ["sliding_attention", "full_attention"], False, False)])
-def test_some_layers_with_windows_need_the_switch(config, window, layer_types, in_all, needed):
-    """in_all: vLLM gives the window to all layers."""
-    made = of_model(config, "get_sliding_window", lambda: window)
-    made.model_config.hf_text_config = types.SimpleNamespace(layer_types=layer_types)
-    made = changed(made, "cache_config.sliding_window", window if in_all else None)
-    if needed:
-        with pytest.raises(rules.Refused, match=SWITCH):
-            rules.check_config(made)
-        made = changed(made, "scheduler_config.disable_hybrid_kv_cache_manager", True)
+@pytest.mark.parametrize("field", ["mamba_dt_rank", "conv_L_cache", "linear_attn_config"])
+def test_states_are_those_of_mamba_2_and_gated_delta_nets(config, field):
+    made = of_model(config, "is_hybrid", True)
     rules.check_config(made)
+    made.model_config.hf_text_config = types.SimpleNamespace(**{field: 4})
+    with pytest.raises(rules.Refused, match="only Mamba-2 and gated delta nets"):
+        rules.check_config(made)
 
 
 def test_mla_without_prefix_caching_names_the_cause(config):
@@ -251,33 +250,78 @@ def test_pages_that_do_not_fit(config, pages, says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
 
-def test_vllm_s_plan_of_groups():
-    import torch
-    from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec,
-                                            MLAAttentionSpec, SlidingWindowSpec)
+def planned(*specs, n_blocks=256):
+    """vLLM's plan of groups, with a layer each."""
+    return types.SimpleNamespace(num_blocks=n_blocks, kv_cache_groups=[
+        types.SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layers.{i}"])
+        for i, spec in enumerate(specs)])
 
-    info = types.SimpleNamespace(page_size=PAGE, n_pages=256)
 
-    def plan(*specs, n_blocks=256):
-        return types.SimpleNamespace(
-            num_blocks=n_blocks, needs_kv_cache_zeroing=False,
-            kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+HEADS = {"block_size": PAGE, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
+FULL = FullAttentionSpec(**HEADS)
+WINDOW = SlidingWindowSpec(**HEADS, sliding_window=128)
+CHUNKS = ChunkedLocalAttentionSpec(**HEADS, attention_chunk_size=64)
+LATENT = MLAAttentionSpec(**{**HEADS, "num_kv_heads": 1, "head_size": 576})
+STATE = MambaSpec(block_size=PAGE, shapes=((3, 4),), dtypes=(torch.float32,),
+                  mamba_cache_mode="align")
+SHORT = dataclasses.replace(FULL, block_size=PAGE // 2)
 
-    heads = {"block_size": PAGE, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
-    full, window = FullAttentionSpec(**heads), SlidingWindowSpec(**heads, sliding_window=128)
-    chunks = ChunkedLocalAttentionSpec(**heads, attention_chunk_size=64)
-    latent = MLAAttentionSpec(**{**heads, "num_kv_heads": 1, "head_size": 576})
-    for good in (full, latent, window, FullAttentionSpec(**heads, sliding_window=128),
-                 FullAttentionSpec(**heads, attention_chunk_size=64)):
-        rules.check_groups(plan(good), info)
-    for bad, says in ((plan(full, full), "2 groups"), (plan(latent, latent), "2 groups"),
-                      (plan(full, window), SWITCH), (plan(chunks, full, chunks), SWITCH),
-                      (plan(window, window), "2 groups of SlidingWindowSpec:"),
-                      (plan(latent, window), "2 groups of MLAAttentionSpec, SlidingWindowSpec:"),
-                      (plan(FullAttentionSpec(**heads, non_causal=True)), "non-causal"),
-                      (plan(full, n_blocks=255), "255 blocks")):
-        with pytest.raises(rules.Refused, match=says):
-            rules.check_groups(bad, info)
+
+def of_state(**more):
+    return dataclasses.replace(STATE, **more)
+
+
+@pytest.mark.parametrize("specs, sides", [
+    ((FULL,), ()), ((LATENT,), ()), ((WINDOW,), ()), ((CHUNKS,), ()),
+    ((FullAttentionSpec(**HEADS, sliding_window=128),), ()),
+    ((FULL, WINDOW), (4,)), ((WINDOW, FULL), (4,)), ((STATE, STATE, FULL, STATE), (1, 1, 1)),
+    ((FULL, *[dataclasses.replace(WINDOW, sliding_window=window) for window in (1, 2, 33, 34)]),
+     (1, 1, 1, 2)),
+    ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.GDN_ATTN), WINDOW), (1, 4))])
+def test_groups_are_side_pages_of_the_one_that_keeps_all(specs, sides):
+    info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=sides)
+    groups.check_groups(planned(*specs), info)
+    info.side_pages = (*sides, 7)
+    with pytest.raises(rules.Refused, match=f"'sides = {','.join(map(str, sides)) or 'none'}'"):
+        groups.check_groups(planned(*specs), info)
+
+
+@pytest.mark.parametrize("specs, says", [
+    ((FULL, FULL), "2 groups keep all positions"), ((WINDOW, WINDOW), "0 groups keep all"),
+    ((LATENT, LATENT), "MLAAttentionSpec is not supported beside"),
+    ((LATENT, WINDOW), "MLAAttentionSpec is not supported beside"),
+    ((CHUNKS, FULL, CHUNKS), SWITCH), ((STATE,), "MambaSpec is not supported"),
+    ((CrossAttentionSpec(**HEADS), FULL), "CrossAttentionSpec is not supported"),
+    ((FULL, SHORT), "2 groups keep all"),
+    ((FULL, dataclasses.replace(WINDOW, block_size=16)), "blocks of 32, 16 positions"),
+    ((FULL, *[STATE] * 9), "at most 8 kinds"),
+    ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.MAMBA1)), "states of MAMBA1"),
+    ((FULL, of_state(mamba_cache_mode="all")), "--mamba-cache-mode all"),
+    ((FullAttentionSpec(**HEADS, non_causal=True),), "non-causal"),
+    ((dataclasses.replace(FULL, block_size=8192), dataclasses.replace(WINDOW, block_size=8192)),
+     "longer than pages can be")])
+def test_other_groups_are_refused(specs, says):
+    info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=())
+    with pytest.raises(rules.Refused, match=says):
+        groups.check_groups(planned(*specs), info)
+
+
+def test_a_plan_is_the_daemon_s():
+    info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=(4,))
+    with pytest.raises(rules.Refused, match="255 blocks"):
+        groups.check_groups(planned(FULL, WINDOW, n_blocks=255), info)
+    with pytest.raises(rules.Refused, match="--speculative-config"):
+        groups.check_groups(planned(FULL, WINDOW), info, drafts=True)
+    with pytest.raises(rules.Refused, match="'page_size = 16' and 'sides = none'"):
+        groups.check_groups(planned(SHORT), info)
+
+
+def test_what_side_pages_hold_is_named():
+    plain = planned(FULL, STATE).kv_cache_groups
+    assert groups.digest(plain[:1]) == ""
+    assert groups.digest(plain) != groups.digest(planned(FULL, of_state(
+        dtypes=(torch.bfloat16,))).kv_cache_groups)
+    assert groups.digest(plain) == groups.digest(planned(FULL, STATE).kv_cache_groups)
 
 
 # ---- names
@@ -324,8 +368,6 @@ def test_a_daemon_for_sglang_is_refused():
 
 def test_pages_of_bytes_alone_are_refused_unless_they_are_whole():
     """A page of one engine would lie in several pages of another."""
-    import torch
-
     from kvtrunk.vllm import _pool
 
     with testing.daemon(page_size=PAGE, n_pages=8, page_bytes=2 * 2 * 128 * PAGE * 4) as plain:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines of models whose layers have windows, which keep the KV of all positions: as a gpt-oss,
+"""Two engines of models whose layers have windows, which keep the KV of all positions, as with a
+switch of vLLM's: as a gpt-oss,
 a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own frees what is out of a window."""
 import conftest
 import model
@@ -33,7 +34,7 @@ def folder(name, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def daemon(folder, name):
-    options, engine = conftest.flags(folder)
+    options, engine = conftest.flags(folder, "--disable-hybrid-kv-cache-manager")
     assert "--disable-hybrid-kv-cache-manager" in engine
     del options["pool_bytes"]
     with testing.daemon(**{**options, "n_pages": N_PAGES, "max_private_pages": N_PAGES}) as made:

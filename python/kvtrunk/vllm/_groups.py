@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's groups of blocks on kvtrunk's pages: a block of any group is a page, its id the page's number.
+
+The group whose layers keep all positions is the main one: its blocks are the pages of a path. Each
+further group is a kind of side pages, in vLLM's order. With one group there are no side pages.
+"""
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Optional, Sequence
+
+from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec,
+                                        MLAAttentionSpec, SlidingWindowSpec)
+
+from .._native import lib
+from ._refuse import KEEP_CHUNKS, refuse
+
+STATES = ("MAMBA2", "GDN_ATTN")
+"""Kinds of states that are shared, by vLLM's names of what computes them."""
+_ALONE = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+
+
+def main_group(groups: Sequence[Any]) -> int:
+    """The group whose blocks are main pages. After check_groups()."""
+    return next((i for i, group in enumerate(groups)
+                 if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)
+
+
+def trailing_pages(spec: Any) -> int:
+    """How many side pages of a kind a point needs."""
+    if isinstance(spec, SlidingWindowSpec):
+        return max(1, -(-(spec.sliding_window - 1) // spec.block_size))
+    return 1
+
+
+def sides(groups: Sequence[Any]) -> tuple[int, ...]:
+    """The daemon's option `sides` for these groups."""
+    main = main_group(groups)
+    return tuple(trailing_pages(group.kv_cache_spec) for i, group in enumerate(groups) if i != main)
+
+
+def sides_text(trailing: Sequence[int]) -> str:
+    """A value of the option `sides`."""
+    return ",".join(map(str, trailing)) or "none"
+
+
+def digest(groups: Sequence[Any]) -> str:
+    """What side pages hold, beside what the main pages' geometry says. Empty: there are none."""
+    if len(groups) == 1:
+        return ""
+    text = repr([(group.layer_names, group.kv_cache_spec) for group in groups])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _state_unfit(spec: Any) -> Optional[str]:
+    if spec.mamba_type.name not in STATES:
+        return f"states of {spec.mamba_type.name} are not supported"
+    if spec.mamba_cache_mode != "align":
+        return f"states are not shared with --mamba-cache-mode {spec.mamba_cache_mode}"
+    return None
+
+
+def _unfit(groups: Sequence[Any]) -> Optional[str]:
+    """Why groups have no place in the pages. None: they have."""
+    specs = [group.kv_cache_spec for group in groups]
+    kinds = [type(spec) for spec in specs]
+    if len(specs) == 1:
+        return None if kinds[0] in _ALONE else f"{kinds[0].__name__} is not supported"
+    if ChunkedLocalAttentionSpec in kinds and set(kinds) <= set(_ALONE):
+        refuse(KEEP_CHUNKS)
+    for spec, kind in zip(specs, kinds):
+        if kind not in (FullAttentionSpec, SlidingWindowSpec, MambaSpec):
+            return f"{kind.__name__} is not supported beside other groups"
+        why = _state_unfit(spec) if kind is MambaSpec else None
+        if why:
+            return why
+    n_main = kinds.count(FullAttentionSpec)
+    if n_main != 1:
+        return f"{n_main} groups keep all positions, not one"
+    if len({spec.block_size for spec in specs}) > 1:
+        return f"they have blocks of {', '.join(str(spec.block_size) for spec in specs)} positions"
+    if specs[0].block_size > lib.KVT_MAX_PAGE_SIZE:
+        return (f"blocks of {specs[0].block_size} positions are longer than pages can be "
+                f"({lib.KVT_MAX_PAGE_SIZE})")
+    if len(groups) - 1 > lib.KVT_MAX_SIDES:
+        return f"pages have at most {lib.KVT_MAX_SIDES} kinds of side pages"
+    return None
+
+
+def check_kinds(groups: Sequence[Any]) -> None:
+    """Refused: groups have no place in any daemon's pages."""
+    why = _unfit(groups)
+    if why:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        refuse(f"this model's KV has no place in the pages: of its {len(groups)} groups of layers "
+               f"({kinds}), {why}. Remove --kv-transfer-config for it")
+
+
+def check_groups(kv_cache_config: Any, info: Any, drafts: bool = False) -> None:
+    """Refused: by vLLM's plan of its KV, or the daemon's pages do not fit it. drafts: whether the
+    engine decodes speculatively."""
+    groups = kv_cache_config.kv_cache_groups
+    check_kinds(groups)
+    if drafts and len(groups) > 1:
+        refuse("speculative decoding is not supported for models with side pages: remove "
+               "--speculative-config")
+    spec = groups[main_group(groups)].kv_cache_spec
+    if getattr(spec, "non_causal", False):
+        refuse("layers with non-causal attention are not supported: remove --kv-transfer-config for "
+               "this model")
+    needed = sides(groups)
+    if (spec.block_size, needed) != (info.page_size, tuple(info.side_pages)):
+        refuse(f"vLLM plans blocks of {spec.block_size} and sides {sides_text(needed)}, the daemon has pages "
+               f"of {info.page_size} and sides {sides_text(info.side_pages)}: put 'page_size = "
+               f"{spec.block_size}' and 'sides = {sides_text(needed)}' into its configuration")
+    if kv_cache_config.num_blocks != info.n_pages:
+        refuse(f"vLLM plans {kv_cache_config.num_blocks} blocks, the daemon has {info.n_pages} pages: "
+               "start vLLM without --num-gpu-blocks-override and VLLM_KV_CACHE_LAYOUT")
