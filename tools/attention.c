@@ -192,8 +192,8 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 		    (no_state && known[i].why == KEEPS_STATE))
 			continue;
 		snprintf(why, why_bytes, "%s (%s)", known[i].why ? known[i].why :
-			 "some of its layers keep a state instead of KV, which cannot be shared by "
-			 "prefix", known[i].field);
+			 "some of its layers keep a state instead of KV, which no geometry "
+			 "describes", known[i].field);
 		return -EINVAL;
 	}
 	if (check_layers(text, why, why_bytes))

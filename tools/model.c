@@ -294,7 +294,8 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 	if (windows)
 		fprintf(stderr, "some layers have windows: let engines keep all positions in them, "
 			"vLLM by --disable-hybrid-kv-cache-manager, SGLang by "
-			"--disable-hybrid-swa-memory\n");
+			"--disable-hybrid-swa-memory; or vLLM side pages, as `python -m "
+			"kvtrunk.vllm flags` says\n");
 	return KVT_EXIT_OK;
 }
 
