@@ -223,13 +223,14 @@ class Engine:
                                    f"daemon came back: {error}") from None
             return False
         old, info = self.info, ring.client.info
-        if (info.page_size, info.n_pages, info.page_bytes, info.n_slabs, info.geometry) != (
-                old.page_size, old.n_pages, old.page_bytes, old.n_slabs, old.geometry):
+        if (info.page_size, info.n_pages, info.page_bytes, info.n_slabs, info.geometry,
+                info.side_pages) != (old.page_size, old.n_pages, old.page_bytes, old.n_slabs,
+                                     old.geometry, old.side_pages):
             _close(ring.client)
             raise RuntimeError(
                 "kvtrunk: the daemon came back with other pages "
                 f"({info.n_pages} of {info.page_bytes} bytes, before {old.n_pages} of "
-                f"{old.page_bytes}): start the engine again")
+                f"{old.page_bytes}) or sides: start the engine again")
         _close(self.ring.client)
         self.ring, self.info = ring, info
         self.session += 1
