@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from .._ring import Begun
 from .._seq import Fence
 from ._engine import Engine
+from ._groups import main_group, trailing_pages
 from ._refuse import refuse
 
 if TYPE_CHECKING:
@@ -33,19 +33,6 @@ Place = tuple[int, int]
 """Index in the page table, and kind."""
 Blocks = tuple[Sequence[Any], ...]
 """vLLM's blocks of each group."""
-
-
-def main_group(groups: Sequence[Any]) -> int:
-    """The group whose blocks are main pages."""
-    return next(i for i, group in enumerate(groups)
-                if isinstance(group.kv_cache_spec, FullAttentionSpec))
-
-
-def trailing_pages(spec: Any) -> int:
-    """How many side pages a point needs of a group."""
-    if isinstance(spec, SlidingWindowSpec):
-        return -(-(spec.sliding_window - 1) // spec.block_size)
-    return 1
 
 
 class SidePool(BlockPool):
