@@ -126,23 +126,23 @@ static int add_request(struct builder *builder, uint32_t index, uint32_t page_si
 	const struct kvt_trace_request *request = &builder->trace->requests[index];
 	struct kvt_context *context = find_context(builder, request->stream);
 	const struct kvt_trace_request *before = context->request;
-	uint32_t n = request->input / page_size, kept, page = 0;
+	uint32_t n = request->input / page_size, kept, same, page = 0;
 	int rc = kvt_context_load(context, builder->trace, request,
 				  request->session % n_namespaces, false, &kept);
 
 	if (rc)
 		return rc;
 	context->used = ++builder->clock;
-	kept /= page_size;
-	if (kept) { /* equal to the leading pages of the stream's request before */
+	same = kept / page_size;
+	if (same > 0) { /* pages equal to the first ones of the stream's request before */
 		uint32_t last = (uint32_t)(before - builder->trace->requests);
-		uint32_t behind = before->input / page_size - kept;
+		uint32_t behind = before->input / page_size - same;
 
 		page = builder->tree->leaves[last];
 		while (behind--)
 			page = builder->tree->parents[page];
 	}
-	for (uint32_t i = kept; i < n && !rc; i++)
+	for (uint32_t i = same; i < n && !rc; i++)
 		rc = page_of(builder, context->words[(i + 1) * page_size - 1], page, &page);
 	builder->tree->leaves[index] = page;
 	return rc;
