@@ -121,11 +121,13 @@ static void status_pages_text(const struct kvt_admin_status *status)
 		{ "  evictable", counters->evictable_pages },
 		{ "  protected", counters->protected_pages },
 		{ "quarantined", counters->quarantined_pages },
+		{ "cached sides", counters->side_pages },
 	};
+	size_t n_rows = sizeof(rows) / sizeof(rows[0]) - (counters->side_pages == 0);
 	double all = status->n_pages > 1 ? status->n_pages - 1 : 1;
 
 	printf("pages\n");
-	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+	for (size_t i = 0; i < n_rows; i++)
 		printf("  %-14s %12llu  %5.1f %%\n", rows[i].name,
 		       (unsigned long long)rows[i].pages, 100 * (double)rows[i].pages / all);
 }

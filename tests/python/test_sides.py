@@ -2,6 +2,7 @@
 """Side pages of sequences, in calls and in an event loop: a point is found where it was made, and a
 page that the tree did not take is free after the end."""
 import asyncio
+import re
 
 import pytest
 
@@ -45,13 +46,15 @@ def run(main):
     return asyncio.run(asyncio.wait_for(main, 60))
 
 
-def test_a_sequence_begins_behind_the_last_point(client):
+def test_a_sequence_begins_behind_the_last_point(sided, client):
     ns = client.namespace()
     with ns.begin(TOKENS) as seq:
         assert list(seq.sides(0)) == list(seq.sides(7)) == []
         pages = point(client, seq, 1)
         seq.commit(32)
         seq.commit(64)
+    assert "4 pages *32 " in sided.kvtctl("tree")
+    assert re.search(r"^  cached sides +3 ", sided.kvtctl("status"), re.M)
     found = ns.match(TOKENS)
     assert (found.positions, found.usable) == (64, 32)
     assert [match.usable for match in ns.match_many([TOKENS, TOKENS[:16]])] == [32, 0]
