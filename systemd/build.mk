@@ -23,7 +23,7 @@ INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
 INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
-	docs/prometheus-alerts.yml $(wildcard docs/*.md) $(INSTALL_PAGES)
+	docs/prometheus-alerts.yml $(wildcard docs/*.md docs/*.png) $(INSTALL_PAGES)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 # What a command prints, at once where it belongs: others may install from this build just now.
 put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \

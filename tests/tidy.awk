@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# One file's style. Variables: file, kind (c, make, sh, text).
+# One file's style. Variables: file, kind (c, make, sh, web, text).
 #
 # Functions are recognised by the project's layout: the opening brace of a body and its closing
 # brace are alone in column 1.
@@ -106,6 +106,6 @@ kind == "c" && file ~ /^include\/kvtrunk_(client|pool|group|operations|sequences
 END {
 	if (kind == "c" && is_header && !guard && file !~ /\.inc\.h$/)
 		finding("a header needs an include guard")
-	if ((kind == "make" || kind == "sh") && !has_licence)
+	if ((kind == "make" || kind == "sh" || kind == "web") && !has_licence)
 		finding("SPDX line missing")
 }

@@ -2,15 +2,15 @@
 
 /**
  * @file metricsd.c
- * kvtmetricsd: serves the metrics of one kvtrunkd over HTTP, on a loopback address or a unix
- * socket.
+ * kvtmetricsd: serves the metrics of one kvtrunkd and a page about it over HTTP, on a loopback
+ * address or a unix socket.
  *
  * A process of its own: a scrape costs the daemon one STATUS request, and the owner of the pages
  * speaks no HTTP. Each scrape connects, so it finds a restarted daemon; a daemon that is gone or
  * hangs is kvtrunk_up 0 in time.
  *
- * A thread of libmicrohttpd serves. The main thread waits for signals; on SIGALRM it ends
- * connections whose time is over. A connection serves one request.
+ * A thread of libmicrohttpd serves. The main thread waits for signals and samples the page's
+ * history; on SIGALRM it ends connections whose time is over. A connection serves one request.
  */
 
 #include <arpa/inet.h>
@@ -32,6 +32,7 @@
 
 #include "shm/commit.h"
 #include "tools/metrics.h"
+#include "tools/page_http.h"
 #include "tools/visitors.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"
@@ -46,6 +47,7 @@ struct server {
 	struct kvt_visitors visitors;
 	int fd;
 	bool down; /* the last request had no answer, and that was logged */
+	struct kvt_page_http page;
 	char unix_path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* ours to remove */
 };
 
@@ -97,9 +99,10 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 			      const char *method, const char *version, const char *upload,
 			      size_t *upload_bytes, void **state)
 {
-	static char seen, index[] = "kvtrunk: the metrics are at /metrics\n",
-			  none[] = "not found: the metrics are at /metrics\n",
+	static char seen, none[] = "not found: the page is at /, the metrics are at /metrics\n",
 			  wrong[] = "only GET and HEAD\n";
+	struct server *server = context;
+	enum MHD_Result result;
 
 	(void)version;
 	(void)upload;
@@ -115,25 +118,17 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
 		return answer_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, wrong);
 	if (strcmp(url, "/metrics") == 0)
-		return answer_metrics(context, connection);
-	if (strcmp(url, "/") == 0)
-		return answer_text(connection, MHD_HTTP_OK, index);
+		return answer_metrics(server, connection);
+	if (kvt_page_http_answer(&server->page, connection, url, !*server->unix_path, &result))
+		return result;
 	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
 }
 
 /* ---- connections */
 
-static int64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ll + now.tv_nsec;
-}
-
 static unsigned int seconds_until(int64_t then_ns)
 {
-	int64_t left = then_ns - now_ns();
+	int64_t left = then_ns - kvt_tool_now_ns();
 
 	return left <= 0 ? 1 : (unsigned int)(left / 1000000000 + 1);
 }
@@ -156,7 +151,7 @@ static void come_or_go(void *context, struct MHD_Connection *connection, void **
 	}
 	if (*server->unix_path)
 		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, now_ns());
+	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, kvt_tool_now_ns());
 	/* Makes the main thread set the next deadline. */
 	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
 		alarm(1);
@@ -167,12 +162,15 @@ static void serve_until(const sigset_t *signals, struct server *server)
 {
 	int number;
 
-	while (sigwait(signals, &number) != 0 || number == SIGALRM) {
-		int64_t next = kvt_visitors_expire(&server->visitors, now_ns());
+	do {
+		int64_t due = kvt_page_http_sample(&server->page, kvt_tool_now_ns());
+		struct timespec wait = { .tv_sec = seconds_until(due) };
+		int64_t next = kvt_visitors_expire(&server->visitors, kvt_tool_now_ns());
 
 		if (next != INT64_MAX)
 			alarm(seconds_until(next));
-	}
+		number = sigtimedwait(signals, NULL, &wait);
+	} while (number < 0 || number == SIGALRM);
 }
 
 /* ---- where */
@@ -290,13 +288,15 @@ static int listen_tcp(struct server *server)
 static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtmetricsd [--socket PATH] [--listen ADDRESS:PORT|unix:PATH]\n"
-		"                   [--timeout-ms N]\n\n"
+		"                   [--timeout-ms N] [--labels]\n\n"
 		"  --socket PATH   of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                  /run/kvtrunk/default.sock\n"
 		"  --listen WHERE  loopback address or unix socket; default: "
 		"$KVTRUNK_METRICS_LISTEN,\n"
 		"                  then " DEFAULT_LISTEN "; port 0: any free one\n"
 		"  --timeout-ms N  how long the daemon may take to answer; default: %d\n"
+		"  --labels        tell the page's viewers labels and process ids; on TCP these\n"
+		"                  may be any local user. Always on a unix socket\n"
 		"  --help, --version\n", DEFAULT_TIMEOUT_MS);
 }
 
@@ -307,6 +307,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 		{ "socket", required_argument, NULL, 's' },
 		{ "listen", required_argument, NULL, 'l' },
 		{ "timeout-ms", required_argument, NULL, 't' },
+		{ "labels", no_argument, NULL, 'L' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
@@ -327,6 +328,9 @@ static int parse_options(struct server *server, int argc, char **argv)
 				break;
 			fprintf(stderr, "kvtmetricsd: --timeout-ms is 1 to 600000\n");
 			return KVT_EXIT_USAGE;
+		case 'L':
+			server->page.page.labels = true;
+			break;
 		case 'h':
 			usage(stdout);
 			return KVT_EXIT_OK;
@@ -339,6 +343,8 @@ static int parse_options(struct server *server, int argc, char **argv)
 		}
 	}
 	server->timeout_ns = (int64_t)ms * 1000000;
+	server->page.page.timeout_ns = server->timeout_ns;
+	server->page.page.socket_path = server->socket_path;
 	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;
 	if (optind == argc)
 		return -1;
@@ -348,13 +354,17 @@ static int parse_options(struct server *server, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+	static struct server server = { .listen = DEFAULT_LISTEN, /* static: megabytes */
+					.visitors.lock = PTHREAD_MUTEX_INITIALIZER,
+					.page.lock = PTHREAD_MUTEX_INITIALIZER };
 	const char *listen_at = getenv("KVTRUNK_METRICS_LISTEN");
-	struct server server = { .listen = listen_at && *listen_at ? listen_at : DEFAULT_LISTEN,
-				 .visitors.lock = PTHREAD_MUTEX_INITIALIZER };
 	struct MHD_Daemon *http;
 	sigset_t signals;
-	int status = parse_options(&server, argc, argv);
+	int status;
 
+	if (listen_at && *listen_at)
+		server.listen = listen_at;
+	status = parse_options(&server, argc, argv);
 	if (status >= 0)
 		return status;
 	sigemptyset(&signals);
@@ -367,6 +377,8 @@ int main(int argc, char **argv)
 			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
 	if (server.fd < 0)
 		return EXIT_FAILURE;
+	/* The file system decides who opens a unix socket. */
+	server.page.page.labels |= *server.unix_path;
 	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,
 				MHD_OPTION_LISTEN_SOCKET, server.fd,
 				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)KVT_VISITORS_ROOM,
@@ -378,6 +390,7 @@ int main(int argc, char **argv)
 	} else {
 		serve_until(&signals, &server);
 		MHD_stop_daemon(http);
+		kvt_page_http_free(&server.page);
 		status = EXIT_SUCCESS;
 	}
 	if (*server.unix_path)

@@ -3,26 +3,19 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "tools/util.h"
 
 #define SILENT_NS 2000000000ll
 #define TERMINAL_NS 200000000ll
 #define EAGER_NS 1000000000ll
 #define PLAIN_NS 10000000000ll
 
-static int64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ll + now.tv_nsec;
-}
-
 void kvt_progress_begin(struct kvt_progress_line *line, bool eager)
 {
 	bool terminal = isatty(STDERR_FILENO);
-	int64_t now = now_ns();
+	int64_t now = kvt_tool_now_ns();
 
 	*line = (struct kvt_progress_line){
 		.start_ns = now, .due_ns = now + (eager ? 0 : SILENT_NS), .terminal = terminal,
@@ -32,7 +25,7 @@ void kvt_progress_begin(struct kvt_progress_line *line, bool eager)
 
 bool kvt_progress_due(struct kvt_progress_line *line)
 {
-	int64_t now = now_ns();
+	int64_t now = kvt_tool_now_ns();
 
 	if (now < line->due_ns)
 		return false;
@@ -42,7 +35,7 @@ bool kvt_progress_due(struct kvt_progress_line *line)
 
 double kvt_progress_seconds(const struct kvt_progress_line *line)
 {
-	return (double)(now_ns() - line->start_ns) / 1e9;
+	return (double)(kvt_tool_now_ns() - line->start_ns) / 1e9;
 }
 
 void kvt_progress_print(struct kvt_progress_line *line, const char *format, ...)

@@ -27,6 +27,8 @@ enum kvt_exit {
 /** realloc() n elements, or exit with a message. Never NULL for n > 0. */
 void *kvt_tool_grow(void *old, size_t n, size_t element_bytes);
 char *kvt_tool_copy(const char *text, size_t bytes);
+/** The monotonic clock. */
+int64_t kvt_tool_now_ns(void);
 
 /** Text that grows. All zero is empty. */
 struct kvt_text {

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon, its kvtmetricsd, and a browser."""
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+
+import chromium
+import pytest
+
+from kvtrunk import testing
+
+
+class Metricsd:
+    """A kvtmetricsd on a free port."""
+
+    def __init__(self, socket, *options):
+        self.process = subprocess.Popen(
+            [os.environ["KVTRUNK_BIN"] + "/kvtmetricsd", f"--socket={socket}",
+             "--listen=127.0.0.1:0", *options], stderr=subprocess.PIPE, text=True)
+        said = self.process.stderr.readline()
+        assert said.startswith("kvtmetricsd: serving http://127.0.0.1:"), said
+        self.port = int(said.rsplit(":", 1)[1].split("/")[0])
+        self.url = f"http://127.0.0.1:{self.port}/"
+
+    def ask(self, path, method="GET", host=None):
+        """The answer and its body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers={"Host": host} if host else {})
+            answer = connection.getresponse()
+            return answer, answer.read()
+
+    def json(self, path):
+        """A JSON answer."""
+        answer, body = self.ask(path)
+        assert answer.status == 200 and answer.headers["Content-Type"] == "application/json"
+        return json.loads(body)
+
+    def until(self, path, holds):
+        """The first answer of which something holds: answers may be a second old."""
+        while True:
+            value = self.json(path)
+            if holds(value):
+                return value
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.stderr.close()
+        assert self.process.wait() == 0
+
+
+@pytest.fixture
+def daemon():
+    with testing.daemon(n_pages=1024) as made:
+        yield made
+
+
+@pytest.fixture
+def serve():
+    """Starts a kvtmetricsd for a daemon."""
+    made = []
+
+    def start(daemon, *options):
+        made.append(Metricsd(daemon.socket, *options))
+        return made[-1]
+
+    yield start
+    for metricsd in made:
+        metricsd.end()
+
+
+@pytest.fixture(scope="session")
+def tab():
+    if not chromium.PROGRAM:
+        pytest.skip("chromium is not installed (Debian package chromium)")
+    with chromium.page() as page:
+        page.size(1200, 1000)
+        yield page
+
+
+@pytest.fixture
+def browser(tab):
+    """A tab; its console must stay silent."""
+    tab.errors.clear()
+    yield tab
+    tab.open("about:blank")
+    assert not tab.errors

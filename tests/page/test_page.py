@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page in a browser."""
+import json
+
+from test_data import cache
+
+from kvtrunk import testing
+
+SHOWN = """(() => {
+    const tree = kvtrunk.icicle.tree, shown = [];
+    for (let i = 0; i < tree.n; i++)
+        shown.push([tree.value(i, "node"), tree.value(i, "parent"),
+            tree.value(i, "start") * tree.pageSize, tree.value(i, "pages")]);
+    return shown;
+})()"""
+DRAWN = """kvtrunk.icicle.rows.flat().filter((rect) =>
+    !rect.folded && kvtrunk.icicle.tree.isNode(rect.node)).map((rect) =>
+    [kvtrunk.icicle.tree.value(rect.node, "node"), rect.pages])"""
+
+
+def kvtctl_tree(daemon):
+    return json.loads(daemon.kvtctl("tree", "--json"))["nodes"]
+
+
+def subtree(nodes, top):
+    """Pages of a node and all below."""
+    return top["pages"] + sum(subtree(nodes, node) for node in nodes
+                              if node["parent"] == top["node"] and not node["root"])
+
+
+def shows(browser, n):
+    browser.until(f"window.kvtrunk?.icicle.tree?.n === {n}")
+
+
+def test_the_tree_shown_is_the_arenas_and_follows_a_load(daemon, serve, browser):
+    browser.open(serve(daemon, "--labels").url)
+    shows(browser, 0)
+    with daemon.connect(label="an engine") as client:
+        for tail in range(5):
+            cache(client, list(range(160)) + [tail] * 40 * (tail + 1), adapter="a")
+            nodes = kvtctl_tree(daemon)
+            shows(browser, len(nodes))
+            assert browser.run(SHOWN) == [[node["node"], node["parent"], node["start"],
+                                           node["pages"]] for node in nodes]
+        drawn = {node: pages for node, pages in browser.run(DRAWN)}
+        assert drawn == {node["node"]: subtree(nodes, node) for node in nodes if not node["root"]}
+        assert browser.run("document.getElementById('sessions').textContent").count("an engine")
+        assert browser.run("document.getElementById('namespaces').textContent").count("adapter 'a'")
+        assert browser.run("document.getElementById('state').textContent") == "the daemon answers"
+
+
+def text(browser, id_):
+    return browser.run(f"document.getElementById('{id_}').textContent")
+
+
+def test_a_node_tells_its_positions_locks_and_who_computed_it(daemon, serve, browser):
+    with daemon.connect(label="an engine") as client:
+        cache(client, list(range(160)), adapter="a")
+        with client.namespace(adapter="a").begin(list(range(160))):
+            browser.open(serve(daemon, "--labels").url)
+            shows(browser, len(kvtctl_tree(daemon)))
+            x, y = browser.run("""(() => {
+                const box = document.getElementById("tree").getBoundingClientRect();
+                return [box.left + 200, box.top + 2.5 * 21];
+            })()""")
+            browser.mouse("mouseMoved", x, y)
+            browser.until("document.getElementById('node').textContent.includes('tokens')")
+            said = text(browser, "node")
+            assert said.startswith("0–160 tokens in “adapter 'a'”: 10 pages")
+            assert "locked by 1 lease" in said and "computed by session 1 “an engine”" in said
+        browser.until("document.getElementById('node').textContent.includes('not locked')")
+
+
+def test_the_keyboard_reaches_all_that_the_mouse_does(daemon, serve, browser):
+    with daemon.connect() as client:
+        for tail in range(3):
+            cache(client, list(range(160)) + [tail] * 48, salt="a")
+        browser.open(serve(daemon).url)
+        shows(browser, len(kvtctl_tree(daemon)))
+        browser.run("document.getElementById('tree').focus()")
+        for key, expected in (("ArrowDown", "pool"), ("ArrowDown", "namespace 1"),
+                              ("ArrowDown", "0–160"), ("ArrowDown", "160–208"),
+                              ("ArrowRight", "160–208"), ("ArrowUp", "0–160")):
+            browser.key(key)
+            assert text(browser, "node").startswith(expected)
+        cache(client, list(range(1000, 1160)), salt="a")
+        shows(browser, len(kvtctl_tree(daemon)))
+        assert text(browser, "node").startswith("0–160")
+        browser.key("Enter")
+        assert text(browser, "path") == "pool0–160"
+        browser.key("Escape")
+        assert text(browser, "path") == "pool"
+        browser.run("document.querySelector('input[value=hits]').click()")
+        assert "64 and more" in text(browser, "scale")
+
+
+def test_labels_are_text(daemon, serve, browser):
+    with daemon.connect(label="<img src=x onerror=alert(1)>") as client:
+        cache(client, list(range(32)), salt="<b>a</b>")
+        browser.open(serve(daemon, "--labels").url)
+        shows(browser, len(kvtctl_tree(daemon)))
+        assert "<img src=x" in text(browser, "sessions")
+        assert browser.run("document.querySelectorAll('img, td b').length") == 0
+
+
+def test_a_restart_of_the_daemon_is_shown_and_survived(daemon, serve, browser):
+    browser.open(serve(daemon).url)
+    browser.until("document.body.dataset.state === 'up'")
+    daemon.stop()
+    browser.until("document.body.dataset.state === 'down'")
+    assert text(browser, "state").startswith("the daemon does not answer: ")
+    daemon.start()
+    browser.until("document.body.dataset.state === 'up'")
+    with daemon.connect() as client:
+        cache(client, list(range(32)), salt="a")
+        shows(browser, len(kvtctl_tree(daemon)))
+
+
+def test_fifty_thousand_nodes_draw_few_rectangles(serve, browser):
+    with testing.daemon(n_pages=60000, page_size=1, page_bytes=64, max_nodes=65536) as daemon:
+        with daemon.connect() as client:
+            space = client.namespace(salt="a")
+            for i in range(50):
+                for j in range(1000):
+                    with space.begin([i, j]) as sequence:
+                        sequence.commit(2)
+                        sequence.end(2)
+        browser.open(serve(daemon).url)
+        shows(browser, len(kvtctl_tree(daemon)))
+        browser.until("document.getElementById('tree').dataset.rectangles")
+        n, drawn, ms = browser.run("""(() => {
+            const canvas = document.getElementById("tree"), times = [];
+            for (let i = 0; i < 9; i++) {
+                kvtrunk.drawTree();
+                times.push(+canvas.dataset.ms);
+            }
+            return [kvtrunk.icicle.tree.n, +canvas.dataset.rectangles,
+                times.sort((a, b) => a - b)[4]];
+        })()""")
+        linked = browser.run("""fetch("tree.json").then((answer) => answer.json()).then((data) => {
+            const times = [];
+            for (let i = 0; i < 5; i++) {
+                const began = performance.now();
+                new kvtrunk.icicle.tree.constructor(data);
+                times.push(performance.now() - began);
+            }
+            return times;
+        })""")
+        print("linked in", *(f"{ms:.0f}" for ms in linked), "ms")
+        print(f"{n} nodes: {drawn} rectangles drawn in {ms} ms")
+        assert n > 50000 and 50 < drawn < 5000
+        assert browser.run("""kvtrunk.icicle.rows.every((row) => row.every((rect, i) =>
+            i === 0 || rect.x >= row[i - 1].x + row[i - 1].width - 0.01))""")
+        # A folded rectangle opens, until each node is drawn alone.
+        assert browser.run("""(() => {
+            const icicle = kvtrunk.icicle;
+            for (let i = 0; i < 99; i++) {
+                const folded = icicle.rows.flat().find((rect) => rect.folded && rect.depth > 0) ??
+                    icicle.rows.flat().find((rect) => rect.deeper);
+                if (!folded)
+                    return i;
+                icicle.open(icicle.view(folded));
+                kvtrunk.drawTree();
+            }
+        })()""") > 0
+
+
+def test_dark_and_light_differ(daemon, serve, browser):
+    browser.open(serve(daemon).url)
+    browser.until("document.body.dataset.state === 'up'")
+    for dark, back, first in (True, "rgb(18, 23, 26)", "#c9ecfb"), \
+            (False, "rgb(255, 255, 255)", "#08405c"):
+        browser.dark(dark)
+        browser.until(f"getComputedStyle(document.body).backgroundColor === '{back}'")
+        browser.until(f"kvtrunk.icicle.colours[0] === '{first}'")

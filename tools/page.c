@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the page of kvtmetricsd shows (page.h), read from the daemon's tables. Each call connects,
+ * so it finds a restarted daemon. Caller: page_http.c.
+ *
+ * The daemon works on between two answers, so nodes may contradict each other; the page draws each
+ * at most once.
+ */
+
+#include "tools/page.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/records.h"
+
+#define LATENCY_NS 60000000000ull
+
+/* ---- files */
+
+#define FILE_BYTES(symbol, file)                                                                  \
+	__asm__(".pushsection .rodata\n" #symbol ":\n\t.incbin \"tools/page/" file "\"\n" #symbol  \
+		"_end:\n\t.popsection");                                                          \
+	extern const char symbol[], symbol##_end[]
+
+FILE_BYTES(kvt_page_html, "page.html");
+FILE_BYTES(kvt_page_css, "page.css");
+FILE_BYTES(kvt_page_js, "page.js");
+FILE_BYTES(kvt_page_tree_js, "tree.js");
+FILE_BYTES(kvt_page_icon, "icon.svg");
+
+static const struct kvt_page_file files[] = {
+	{ "/", "text/html; charset=utf-8", kvt_page_html, kvt_page_html_end },
+	{ "/page.css", "text/css; charset=utf-8", kvt_page_css, kvt_page_css_end },
+	{ "/page.js", "text/javascript; charset=utf-8", kvt_page_js, kvt_page_js_end },
+	{ "/tree.js", "text/javascript; charset=utf-8", kvt_page_tree_js, kvt_page_tree_js_end },
+	{ "/icon.svg", "image/svg+xml", kvt_page_icon, kvt_page_icon_end },
+};
+
+const struct kvt_page_file *kvt_page_file_find(const char *url)
+{
+	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		if (strcmp(files[i].url, url) == 0)
+			return &files[i];
+	return NULL;
+}
+
+/* ---- asking */
+
+/* A connection with the time that is left for it. */
+struct source {
+	struct kvt_client *client;
+	struct kvt_error error;
+	int64_t deadline_ns;
+};
+
+/* Give the next request the time that is left. */
+static int source_hurry(struct source *source)
+{
+	int64_t left_ns = source->deadline_ns - kvt_tool_now_ns();
+
+	if (left_ns > 0) {
+		kvt_client_set_timeout(source->client, left_ns);
+		return 0;
+	}
+	snprintf(source->error.text, sizeof(source->error.text),
+		 "the daemon did not answer all in time: it hangs or is busy");
+	return -ETIMEDOUT;
+}
+
+/* Connect and get the status. */
+static int source_open(struct source *source, const struct kvt_page *page,
+		       struct kvt_admin_status *ret_status)
+{
+	int rc;
+
+	*source = (struct source){ .deadline_ns = kvt_tool_now_ns() + page->timeout_ns };
+	rc = kvt_observe(page->socket_path, "page", page->timeout_ns, &source->client,
+			 &source->error);
+	if (rc)
+		return rc;
+	rc = source_hurry(source);
+	return rc ? rc : kvt_status_read(source->client, ret_status, &source->error);
+}
+
+static void source_close(struct source *source)
+{
+	if (source->client)
+		kvt_client_abandon(source->client);
+}
+
+static int source_read(struct source *source, uint32_t what, size_t record_bytes,
+		       void **ret_records, uint32_t *ret_n)
+{
+	int rc = source_hurry(source);
+
+	if (rc)
+		return rc;
+	rc = kvt_records_read(source->client, what, record_bytes, ret_records, ret_n);
+	if (rc)
+		source->error = *kvt_client_error(source->client);
+	return rc;
+}
+
+/* ---- history */
+
+void kvt_page_sample(struct kvt_page *page, int64_t now_ns)
+{
+	struct kvt_page_sample *sample = &page->samples[page->n_samples % KVT_PAGE_SAMPLES];
+	struct source source;
+
+	sample->at_ns = now_ns;
+	sample->up = source_open(&source, page, &sample->status) == 0;
+	source_close(&source);
+	page->n_samples++;
+}
+
+static const struct kvt_page_sample *sample_at(const struct kvt_page *page, uint64_t i)
+{
+	return &page->samples[i % KVT_PAGE_SAMPLES];
+}
+
+static uint64_t oldest_sample(const struct kvt_page *page)
+{
+	return page->n_samples > KVT_PAGE_SAMPLES ? page->n_samples - KVT_PAGE_SAMPLES : 0;
+}
+
+static bool same_cache(const struct kvt_admin_status *a, const struct kvt_admin_status *b)
+{
+	return memcmp(a->instance, b->instance, sizeof(a->instance)) == 0;
+}
+
+/* True if the difference of a sample to the one before makes sense. */
+static bool has_difference(const struct kvt_page *page, uint64_t i)
+{
+	const struct kvt_page_sample *now = sample_at(page, i), *before = sample_at(page, i - 1);
+
+	return now->up && before->up && same_cache(&now->status, &before->status);
+}
+
+static void print_ago(const struct kvt_page *page, int64_t now_ns, struct kvt_json *json)
+{
+	kvt_json_open(json, "ago_s", '[');
+	for (uint64_t i = oldest_sample(page) + 1; i < page->n_samples; i++)
+		if (has_difference(page, i))
+			kvt_json_seconds(json, NULL,
+					 (uint64_t)(now_ns - sample_at(page, i)->at_ns));
+	kvt_json_close(json, ']');
+	kvt_json_open(json, "seconds", '[');
+	for (uint64_t i = oldest_sample(page) + 1; i < page->n_samples; i++)
+		if (has_difference(page, i))
+			kvt_json_seconds(json, NULL, (uint64_t)(sample_at(page, i)->at_ns -
+								sample_at(page, i - 1)->at_ns));
+	kvt_json_close(json, ']');
+}
+
+static uint64_t counter_of(const struct kvt_page_sample *sample, size_t offset)
+{
+	uint64_t value;
+
+	memcpy(&value, (const char *)&sample->status.counters + offset, sizeof(value));
+	return value;
+}
+
+/* How much some counters rose in each interval. Intervals without an answer are left out. */
+static void print_history(const struct kvt_page *page, int64_t now_ns, struct kvt_json *json)
+{
+#define COLUMN(counter) { #counter, offsetof(struct kvt_counters, counter) }
+	static const struct {
+		const char *name;
+		size_t offset;
+	} columns[] = { COLUMN(input_positions), COLUMN(hit_positions),
+			COLUMN(shared_hit_positions), COLUMN(evicted_pages) };
+#undef COLUMN
+
+	kvt_json_open(json, "history", '{');
+	print_ago(page, now_ns, json);
+	for (size_t c = 0; c < sizeof(columns) / sizeof(columns[0]); c++) {
+		kvt_json_open(json, columns[c].name, '[');
+		for (uint64_t i = oldest_sample(page) + 1; i < page->n_samples; i++)
+			if (has_difference(page, i))
+				kvt_json_u64(json, NULL,
+					     counter_of(sample_at(page, i), columns[c].offset) -
+						     counter_of(sample_at(page, i - 1),
+								columns[c].offset));
+		kvt_json_close(json, ']');
+	}
+	kvt_json_close(json, '}');
+}
+
+/* ---- latencies */
+
+/* The youngest sample of this daemon that is a minute old; NULL: none, show all since its start. */
+static const struct kvt_admin_status *minute_before(const struct kvt_page *page,
+						    const struct kvt_admin_status *now)
+{
+	for (uint64_t i = page->n_samples; i-- > oldest_sample(page);) {
+		const struct kvt_page_sample *sample = sample_at(page, i);
+
+		if (sample->up && sample->status.now_ns + LATENCY_NS <= now->now_ns)
+			return sample->status.daemon_pid == now->daemon_pid &&
+					       same_cache(&sample->status, now)
+				       ? &sample->status : NULL;
+	}
+	return NULL;
+}
+
+static void print_latencies(const struct kvt_page *page, const struct kvt_admin_status *now,
+			    struct kvt_json *json)
+{
+	static const struct kvt_admin_status zero;
+	const struct kvt_admin_status *before = minute_before(page, now);
+
+	if (before)
+		kvt_json_seconds(json, "latency_s", now->now_ns - before->now_ns);
+	else
+		kvt_json_null(json, "latency_s"); /* since the daemon's start */
+	before = before ? before : &zero;
+	kvt_json_open(json, "latencies", '[');
+	for (int op = 0; op < KVT_OP_COUNT; op++) {
+		uint64_t buckets[KVT_HISTOGRAM_BUCKETS];
+
+		if (now->op_count[op] == before->op_count[op])
+			continue;
+		for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+			buckets[i] = now->op_histogram[op][i] - before->op_histogram[op][i];
+		kvt_json_open(json, NULL, '{');
+		kvt_json_string(json, "op", kvt_op_name(op));
+		kvt_json_u64(json, "count", now->op_count[op] - before->op_count[op]);
+		kvt_json_u64(json, "p50_ns", kvt_histogram_ns(buckets, 0.5));
+		kvt_json_u64(json, "p99_ns", kvt_histogram_ns(buckets, 0.99));
+		kvt_json_close(json, '}');
+	}
+	kvt_json_close(json, ']');
+}
+
+/* ---- /page.json */
+
+static void print_status(const struct kvt_page *page, const struct kvt_admin_status *status,
+			 struct kvt_json *json)
+{
+	kvt_json_string(json, "version", status->version);
+	kvt_json_string(json, "instance_name", status->instance_name);
+	kvt_json_seconds(json, "now_s", status->now_ns);
+	kvt_json_seconds(json, "uptime_s", status->now_ns - status->started_ns);
+	kvt_json_u64(json, "epoch", status->epoch);
+	kvt_json_string(json, "policy", kvt_policy_text(status->policy));
+	kvt_json_string(json, "backend", kvt_backend_text(status->backend));
+	kvt_json_bool(json, "disabled", status->disabled);
+	kvt_json_bool(json, "draining", status->draining);
+	kvt_json_u64(json, "page_size", status->page_size);
+	kvt_json_u64(json, "page_bytes", status->page_bytes);
+	kvt_json_u64(json, "usable_pages", status->n_pages - 1);
+	kvt_json_open(json, "counters", '{');
+	kvt_json_counters(json, &status->counters);
+	kvt_json_close(json, '}');
+	print_latencies(page, status, json);
+}
+
+/* True if /proc shows a process and says that it is stopped or traced. */
+static bool is_stopped(int32_t pid)
+{
+	char path[32], line[512], *state;
+	FILE *file;
+	size_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	n = fread(line, 1, sizeof(line) - 1, file);
+	fclose(file);
+	line[n] = '\0';
+	state = strrchr(line, ')'); /* the name in front may hold anything */
+	return state && (strncmp(state, ") T", 3) == 0 || strncmp(state, ") t", 3) == 0);
+}
+
+static void print_sessions(const struct kvt_page *page, struct kvt_admin_client *clients,
+			   uint32_t n, struct kvt_json *json)
+{
+	/* By place in the list that follows. */
+	kvt_json_open(json, "stopped", '[');
+	for (uint32_t i = 0; i < n; i++)
+		if (clients[i].pid > 0 && is_stopped(clients[i].pid))
+			kvt_json_u64(json, NULL, i);
+	kvt_json_close(json, ']');
+	kvt_json_open(json, "sessions", '[');
+	for (uint32_t i = 0; i < n; i++) {
+		if (!page->labels) {
+			clients[i].pid = 0;
+			clients[i].uid = 0;
+			memset(clients[i].label, 0, sizeof(clients[i].label));
+		}
+		kvt_json_client(json, &clients[i]);
+	}
+	kvt_json_close(json, ']');
+}
+
+static void print_namespaces(const struct kvt_page *page, struct kvt_admin_namespace *namespaces,
+			     uint32_t n, struct kvt_json *json)
+{
+	kvt_json_open(json, "namespaces", '[');
+	for (uint32_t i = 0; i < n; i++) {
+		if (!page->labels) {
+			memset(namespaces[i].digest, 0, sizeof(namespaces[i].digest));
+			memset(namespaces[i].label, 0, sizeof(namespaces[i].label));
+		}
+		kvt_json_namespace(json, &namespaces[i]);
+	}
+	kvt_json_close(json, ']');
+}
+
+/* Append what the daemon says, or nothing. */
+static int print_answers(struct source *source, const struct kvt_page *page,
+			 struct kvt_json *json)
+{
+	void *clients = NULL, *namespaces = NULL;
+	uint32_t n_clients, n_namespaces;
+	struct kvt_admin_status status;
+	int rc = source_open(source, page, &status);
+
+	rc = rc ? rc : source_read(source, KVT_ADMIN_CLIENTS, sizeof(struct kvt_admin_client),
+				   &clients, &n_clients);
+	rc = rc ? rc : source_read(source, KVT_ADMIN_NAMESPACES,
+				   sizeof(struct kvt_admin_namespace), &namespaces,
+				   &n_namespaces);
+	if (rc == 0) {
+		kvt_json_bool(json, "up", true);
+		print_status(page, &status, json);
+		print_sessions(page, clients, n_clients, json);
+		print_namespaces(page, namespaces, n_namespaces, json);
+	}
+	free(clients);
+	free(namespaces);
+	return rc;
+}
+
+void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text)
+{
+	struct kvt_json json = { .text = *text };
+	struct source source;
+
+	kvt_json_open(&json, NULL, '{');
+	kvt_json_bool(&json, "labels", page->labels);
+	if (print_answers(&source, page, &json) != 0) {
+		kvt_json_bool(&json, "up", false);
+		kvt_json_string(&json, "why", source.error.text);
+	}
+	source_close(&source);
+	print_history(page, now_ns, &json);
+	kvt_json_close(&json, '}');
+	*text = json.text;
+}
+
+/* ---- /tree.json */
+
+/* The page reads nodes by these names. */
+static const char *const fields[] = { "node",  "parent", "namespace", "start",  "pages", "sealed",
+				      "locks", "hits",   "age_s",     "sealer", "flags", "sides" };
+#define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
+
+/* Nodes as a list of numbers, N_FIELDS for each. */
+struct numbers {
+	uint32_t *at;
+	size_t n, room;
+	uint64_t omitted; /* nodes beyond KVT_PAGE_MOST_NODES */
+};
+
+static void numbers_add(struct numbers *numbers, const struct kvt_admin_node *node)
+{
+	uint64_t age_s = node->age_ns / 1000000000;
+	const uint32_t values[] = { node->node, node->parent, node->namespace_id, node->start,
+				    node->n_slots, node->sealed, node->lock_ref, node->hits,
+				    age_s < UINT32_MAX ? (uint32_t)age_s : UINT32_MAX,
+				    node->sealer, node->flags, node->side_pages };
+
+	_Static_assert(sizeof(values) / sizeof(values[0]) == N_FIELDS, "fields");
+	if (numbers->n == KVT_PAGE_MOST_NODES * N_FIELDS) {
+		numbers->omitted++;
+		return;
+	}
+	if (numbers->n + N_FIELDS > numbers->room) {
+		numbers->room = numbers->room * 2 + 512 * N_FIELDS;
+		numbers->at = kvt_tool_grow(numbers->at, numbers->room, sizeof(*numbers->at));
+	}
+	memcpy(numbers->at + numbers->n, values, sizeof(values));
+	numbers->n += N_FIELDS;
+}
+
+static int read_nodes(struct source *source, struct numbers *numbers)
+{
+	const struct kvt_admin_node *nodes;
+	struct kvt_reading reading;
+	int rc = 0;
+
+	kvt_reading_begin(&reading, source->client, KVT_ADMIN_NODES, sizeof(*nodes));
+	nodes = reading.records;
+	while (rc >= 0 && !reading.over) {
+		rc = source_hurry(source);
+		if (rc)
+			break;
+		rc = kvt_reading_next(&reading);
+		if (rc < 0)
+			source->error = *kvt_client_error(source->client);
+		for (int i = 0; i < rc; i++)
+			numbers_add(numbers, &nodes[i]);
+	}
+	kvt_reading_end(&reading);
+	return rc < 0 ? rc : 0;
+}
+
+/* Counters tell of every change but that of an age. */
+static bool is_unchanged(const struct kvt_page *page, const struct kvt_admin_status *now)
+{
+	return page->tree_version && same_cache(&page->of_tree, now) &&
+	       page->of_tree.epoch == now->epoch &&
+	       memcmp(&page->of_tree.counters, &now->counters, sizeof(now->counters)) == 0;
+}
+
+static void print_tree(struct kvt_page *page, const struct kvt_admin_status *status,
+		       const struct numbers *numbers, struct kvt_json *json)
+{
+	kvt_json_format(json, "version", "%llu", (unsigned long long)page->tree_version);
+	kvt_json_seconds(json, "now_s", status->now_ns);
+	kvt_json_u64(json, "page_size", status->page_size);
+	kvt_json_u64(json, "omitted", numbers->omitted);
+	kvt_json_open(json, "fields", '[');
+	for (size_t i = 0; i < N_FIELDS; i++)
+		kvt_json_string(json, NULL, fields[i]);
+	kvt_json_close(json, ']');
+	kvt_json_u32_list(json, "nodes", numbers->at, numbers->n);
+}
+
+bool kvt_page_print_tree(struct kvt_page *page, int64_t now_ns, struct kvt_text *text)
+{
+	struct kvt_json json = { .text = *text };
+	struct numbers numbers = { .n = 0 };
+	struct kvt_admin_status status;
+	struct source source;
+	int rc = source_open(&source, page, &status);
+	bool unchanged = rc == 0 && is_unchanged(page, &status);
+
+	if (!unchanged) {
+		rc = rc ? rc : read_nodes(&source, &numbers);
+		page->tree_version = rc ? 0 : (uint64_t)now_ns;
+		if (rc == 0)
+			page->of_tree = status;
+		kvt_json_open(&json, NULL, '{');
+		kvt_json_bool(&json, "up", rc == 0);
+		kvt_json_bool(&json, "hidden", rc == -EPERM);
+		if (rc)
+			kvt_json_string(&json, "why", source.error.text);
+		else
+			print_tree(page, &status, &numbers, &json);
+		kvt_json_close(&json, '}');
+		*text = json.text;
+	}
+	free(numbers.at);
+	source_close(&source);
+	return !unchanged;
+}

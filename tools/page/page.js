@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The page of kvtmetricsd: asks for /page.json about once a second while it is visible, and for
+// /tree.json when the counters say that something changed. Texts of the daemon become text nodes.
+
+import { Icicle, Tree, scales } from "./tree.js";
+
+const POLL_MS = 1100;
+const SEVERAL = 0xffffffff; // of a node's sealer
+const MOST_NAMESPACES = 8;
+const $ = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat("en").format;
+
+let facts = null, version = "0", shown = "", before = null;
+
+// ---- texts
+
+function age(seconds) {
+	const units = [[86400, "d"], [3600, "h"], [60, "min"]];
+
+	for (const [size, unit] of units)
+		if (seconds >= 2 * size)
+			return `${Math.floor(seconds / size)} ${unit}`;
+	return `${Math.floor(seconds)} s`;
+}
+
+function time(ns) {
+	return ns < 1e3 ? `${ns} ns` : ns < 1e6 ? `${+(ns / 1e3).toPrecision(3)} µs`
+		: ns < 1e9 ? `${+(ns / 1e6).toPrecision(3)} ms` : `${+(ns / 1e9).toPrecision(3)} s`;
+}
+
+function bytes(n) {
+	const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+	let unit = 0;
+
+	for (; n >= 1024 && unit < units.length - 1; unit++)
+		n /= 1024;
+	return `${+n.toPrecision(3)} ${units[unit]}`;
+}
+
+const plural = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
+const percent = (part, all) => all ? 100 * part / all : 0;
+
+// An element with children: texts, elements.
+function make(name, properties, ...children) {
+	const element = Object.assign(document.createElement(name), properties);
+
+	element.append(...children);
+	return element;
+}
+
+function meter(parts, all) {
+	return make("div", { className: "meter" }, ...parts.map(([className, value]) => {
+		const part = make("i", { className });
+
+		part.style.width = `${percent(value, all)}%`;
+		return part;
+	}));
+}
+
+function rows(id, list, cells) {
+	const body = $(id).tBodies[0];
+
+	body.replaceChildren(...list.map((item) => make("tr", {}, ...cells(item))));
+	if (!list.length)
+		body.append(make("tr", {}, make("td", { className: "none", colSpan: 9 }, "none")));
+}
+
+const cell = (text, className = "") => make("td", { className }, text);
+const amount = (n) => cell(number(n), "number");
+
+// ---- names
+
+function namespaceName(id) {
+	const space = facts.namespaces.find((one) => one.namespace === id);
+
+	return space?.label ? `“${space.label}”` : `namespace ${id}`;
+}
+
+function sealerName(sealer) {
+	const session = facts.sessions.find((one) => one.rank === 0 && one.sealer === sealer &&
+		one.state !== "free");
+
+	if (sealer === SEVERAL)
+		return "several sessions";
+	if (!sealer)
+		return "no session yet";
+	if (!session)
+		return "a session that has ended";
+	return `session ${session.session}${session.label && ` “${session.label}”`}`;
+}
+
+// Of a rectangle of the chart, or of a view.
+function nameOf(tree, rect) {
+	const i = rect.node, start = tree.value(i, "start") * tree.pageSize;
+
+	if (rect.folded)
+		return `${number(rect.to - rect.from)} small`;
+	if (i === tree.pool)
+		return "pool";
+	if (i === tree.detached)
+		return "detached";
+	if (!tree.isNode(i))
+		return namespaceName(tree.value(i, "namespace"));
+	return `${number(start)}–${number(start + tree.value(i, "pages") * tree.pageSize)}`;
+}
+
+function detailsOf(tree, rect) {
+	const i = rect.node, value = (field) => tree.value(i, field);
+	const details = [make("b", {}, nameOf(tree, rect)), `: ${plural(rect.pages, "page")}`];
+
+	if (rect.folded)
+		return [...details, " in branches too narrow to draw; Enter or a click opens them"];
+	if (i === tree.pool)
+		return [...details, " cached or being computed"];
+	if (i === tree.detached)
+		return [...details, " that never match again, kept until their locks end"];
+	if (!tree.isNode(i))
+		return [...details, ` in ${plural(tree.children(i).length, "branch")
+			.replace("branchs", "branches")}`];
+	const computed = value("pages") - value("sealed");
+	const idle = value("age_s") + Math.max(0, icicle.clock - tree.now);
+
+	details[1] = ` tokens in ${namespaceName(value("namespace"))}: ` +
+		plural(value("pages"), "page");
+	if (computed)
+		details.push(`, ${number(computed)} of them being computed`);
+	if (value("sides"))
+		details.push(` and ${plural(value("sides"), "side page")}`);
+	details.push(`, ${plural(rect.pages, "page")} with all below; `,
+		value("locks") ? `locked by ${plural(value("locks"), "lease")}` : "not locked",
+		`; ${plural(value("hits"), "hit")}; last used ${age(idle)} ago; computed by `,
+		sealerName(value("sealer")));
+	return details;
+}
+
+// ---- the tree
+
+const icicle = new Icicle($("tree"), nameOf);
+let pointer = null; // where the mouse is on the canvas
+
+function drawTree() {
+	const began = performance.now();
+
+	if (!icicle.tree)
+		return;
+	icicle.clock = facts.now_s;
+	$("tree").dataset.rectangles = icicle.draw();
+	$("tree").dataset.ms = (performance.now() - began).toFixed(1);
+	tellNode();
+}
+
+function tellNode() {
+	const rect = pointer && icicle.at(...pointer) || icicle.chosen || icicle.rows[0]?.[0];
+
+	if (rect)
+		$("node").replaceChildren(...detailsOf(icicle.tree, rect));
+}
+
+function drawPath() {
+	$("path").replaceChildren(...icicle.path.map((view, i) => make("button", {
+		type: "button",
+		onclick: () => { icicle.back(icicle.path.length - 1 - i); moved(); },
+	}, nameOf(icicle.tree, view))));
+}
+
+function drawScale() {
+	$("scale").replaceChildren(...scales[icicle.colour].map((text, i) => {
+		const key = make("i", { className: "key" });
+
+		key.style.background = `var(--scale${i})`;
+		return make("li", {}, key, text);
+	}), ...[["lock", "top edge: locked"], ["folded", "folded"]].map(([name, text]) => {
+		const key = make("i", { className: "key" });
+
+		key.style.background = `var(--${name})`;
+		return make("li", {}, key, text);
+	}));
+}
+
+// Screen readers tell what the user chose, not each second's figures.
+function byUser(change) {
+	$("node").ariaLive = "polite";
+	change();
+	setTimeout(() => { $("node").ariaLive = "off"; }, 500);
+}
+
+function moved() {
+	drawPath();
+	byUser(drawTree);
+}
+
+function listen() {
+	const canvas = $("tree");
+
+	canvas.addEventListener("mousemove", (event) => {
+		pointer = [event.offsetX, event.offsetY];
+		tellNode();
+	});
+	canvas.addEventListener("mouseleave", () => { pointer = null; tellNode(); });
+	canvas.addEventListener("click", (event) => {
+		const rect = icicle.at(event.offsetX, event.offsetY);
+
+		if (rect?.depth === 0 && icicle.path.length > 1)
+			icicle.back();
+		else if (rect)
+			icicle.open(icicle.view(rect));
+		moved();
+	});
+	canvas.addEventListener("keydown", (event) => {
+		if (!icicle.tree || event.ctrlKey || event.altKey || event.metaKey)
+			return;
+		if (event.key.startsWith("Arrow")) {
+			pointer = null;
+			icicle.chosen = icicle.neighbour(event.key);
+			byUser(drawTree);
+		} else if (event.key === "Enter" && icicle.chosen) {
+			icicle.open(icicle.view(icicle.chosen));
+			moved();
+		} else if (["Escape", "Backspace", "Home"].includes(event.key)) {
+			icicle.back(event.key === "Home" ? icicle.path.length : 1);
+			moved();
+		} else {
+			return;
+		}
+		event.preventDefault();
+	});
+	$("colour").addEventListener("change", (event) => {
+		icicle.colour = event.target.value;
+		drawScale();
+		drawTree();
+	});
+	matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+		icicle.theme();
+		drawTree();
+	});
+	new ResizeObserver(() => requestAnimationFrame(drawTree)).observe($("path"));
+}
+
+// ---- the rest
+
+function drawHead() {
+	$("instance").textContent = facts.instance_name;
+	$("about").textContent = `${facts.version}, up ${age(facts.uptime_s)}, ` +
+		`epoch ${facts.epoch}, policy ${facts.policy}, ${facts.backend} pool`;
+	document.title = `kvtrunk ${facts.instance_name}`;
+}
+
+function drawPool() {
+	const count = facts.counters, states = [
+		["protected", "cached, locked", count.protected_pages],
+		["evictable", "cached, can be evicted", count.evictable_pages],
+		["private", "private to a session", count.private_pages],
+		["quarantined", "quarantined", count.quarantined_pages],
+		["free", "free", count.free_pages],
+	];
+	const spaces = facts.namespaces.toSorted((a, b) => b.cached - a.cached);
+	const rest = spaces.splice(MOST_NAMESPACES);
+
+	$("pool-size").textContent = `${number(facts.usable_pages)} pages of ${
+		plural(facts.page_size, "token")}, ${bytes(facts.page_bytes)} each`;
+	$("pool-bar").replaceChildren(...states.map(([className, , pages]) => {
+		const part = make("i", { className });
+
+		part.style.width = `${percent(pages, facts.usable_pages)}%`;
+		return part;
+	}));
+	$("pool-states").replaceChildren(...states.map(([className, text, pages]) => make("li", {},
+		make("i", { className: `key ${className}` }),
+		`${text} ${number(pages)} (${percent(pages, facts.usable_pages).toFixed(1)} %)`)));
+	rows("namespaces", spaces, (one) => [cell(namespaceName(one.namespace)), amount(one.cached),
+		amount(one.protected), amount(one.nodes),
+		make("td", {}, meter([["protected", one.protected], ["evictable", one.evictable]],
+			facts.usable_pages))]);
+	if (rest.length)
+		$("namespaces").tBodies[0].append(make("tr", {}, make("td", { className: "none",
+			colSpan: 5 }, `and ${number(rest.length)} more`)));
+}
+
+// A line for each list of values; gaps where the daemon did not answer.
+function drawChart(id, lines, unit, least) {
+	const svg = $(id), width = svg.clientWidth || 400, height = svg.clientHeight || 99;
+	const { ago_s: ago, seconds } = facts.history;
+	const minutes = [4, 8, 20, 40].find((most) => !ago.length || ago[0] <= 60 * most) ?? 60;
+	const most = Math.max(least, ...lines.flatMap(([, values]) => values));
+	const x = (s) => 46 + (width - 52) * (1 - Math.min(1, s / 60 / minutes));
+	const y = (value) => height - 18 - (height - 30) * value / most;
+	const node = (name, attributes, text = "") => {
+		const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+
+		for (const [key, value] of Object.entries(attributes))
+			element.setAttribute(key, value);
+		element.textContent = text;
+		return element;
+	};
+	const path = (values) => values.map((value, i) => {
+		const joined = i && Math.abs(ago[i - 1] - ago[i] - seconds[i]) < 1;
+
+		return `${joined ? "" : `M${x(ago[i] + seconds[i])} ${y(value)}`}` +
+			`L${x(ago[i])} ${y(value)}`;
+	}).join("");
+
+	svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+	svg.setAttribute("aria-label", ago.length ? `now ${lines.map(([name, values]) =>
+		`${name} ${values.at(-1).toFixed(1)}${unit}`).join(", ")}` : "no figures yet");
+	svg.replaceChildren(
+		...[0, most / 2, most].flatMap((value) => [
+			node("line", { x1: 46, x2: width - 6, y1: y(value), y2: y(value) }),
+			node("text", { x: 40, y: y(value) + 4, "text-anchor": "end" },
+				`${+value.toPrecision(2)}${unit}`)]),
+		...[4, 3, 2, 1, 0].map((part) => node("text", {
+			x: x(minutes * 15 * part), y: height - 3,
+			"text-anchor": part === 4 ? "start" : part ? "middle" : "end",
+		}, part ? `-${minutes * part / 4} min` : "now")),
+		...lines.map(([name, values]) => node("path", { class: name, d: path(values) })));
+}
+
+function drawHour() {
+	const hour = facts.history, share = (part) => part.map((n, i) =>
+		percent(n, hour.input_positions[i]));
+
+	drawChart("hits", [["hits", share(hour.hit_positions)],
+		["shared", share(hour.shared_hit_positions)]], " %", 100);
+	drawChart("evictions", [["evicted", hour.evicted_pages.map((n, i) => n / hour.seconds[i])]],
+		"", 1);
+}
+
+// What is wrong with a session; "": nothing.
+function trouble(one, i, past) {
+	if (facts.stopped.includes(i))
+		return "its process is stopped";
+	if (one.state === "dying" || one.state === "dead")
+		return !one.exited ? "its process lives on" : !one.hung_up
+			? "a child of it holds the socket" : one.quiet ? "its pages come back"
+				: "work may be in flight";
+	return one.cq_waiting && past?.cq_waiting && one.operations === past.operations
+		? "takes no answers" : "";
+}
+
+function drawSessions() {
+	const same = (one) => (other) => other.session === one.session &&
+		other.sealer === one.sealer && other.rank === one.rank;
+	const list = facts.sessions.map((one, i) =>
+		({ one, i, past: before?.sessions.find(same(one)) }));
+	const rate = (one, past) => past && facts.now_s > before.now_s
+		? Math.round((one.operations - past.operations) / (facts.now_s - before.now_s)) : 0;
+
+	list.sort((a, b) => a.one.session - b.one.session || a.one.rank - b.one.rank);
+	rows("sessions", list, ({ one, i, past }) => {
+		const why = trouble(one, i, past), name = one.label || (one.pid ? "" : "–");
+
+		return [cell(one.rank ? `${one.session}, rank ${one.rank}` : one.session),
+			cell(why ? `▲ ${one.state}: ${why}` : one.state, why ? "alarm" : ""),
+			cell(one.pid ? `${name} pid ${one.pid}` : name),
+			...(one.rank ? ["", "", "", "", ""].map((text) => cell(text))
+				: [one.leases, one.private, one.quarantined, one.deferred,
+					rate(one, past)].map(amount)),
+			cell(age(one.age_s), "number")];
+	});
+}
+
+function drawLatencies() {
+	const width = (ns) => ns ? Math.max(2, 100 * (Math.log2(ns / 64) + 1) / 24) : 0;
+
+	$("latency-span").textContent = facts.latency_s === null ? "since its start"
+		: "in the last minute";
+	rows("latencies", facts.latencies, (one) => [cell(one.op.toUpperCase()), amount(one.count),
+		cell(time(one.p50_ns), "number"), cell(time(one.p99_ns), "number"),
+		make("td", {}, meter([["protected", width(one.p50_ns)],
+			["evictable", width(one.p99_ns) - width(one.p50_ns)]], 100))]);
+}
+
+// ---- asking
+
+async function ask(url) {
+	const answer = await fetch(url, { signal: AbortSignal.timeout(15000) });
+
+	if (!answer.ok)
+		throw new Error(await answer.text());
+	return answer.status === 204 ? null : answer.json();
+}
+
+function tell(up, why) {
+	document.body.dataset.state = up ? "up" : "down";
+	if ($("state").textContent !== why)
+		$("state").textContent = why;
+}
+
+// True if the tree shown is that of these counters.
+async function askTree() {
+	const data = await ask(`tree.json?after=${version}`);
+
+	if (data && !data.up) {
+		version = "0";
+		$("tree-size").textContent = data.hidden
+			? "is hidden: the daemon has arena_visible = no" : data.why;
+		$("tree").hidden = true;
+		return data.hidden;
+	}
+	if (data) {
+		version = data.version;
+		icicle.set(new Tree(data));
+		$("tree").hidden = false;
+		$("tree-size").textContent = plural(icicle.tree.n, "node") +
+			(data.omitted ? `, and ${number(data.omitted)} that are not shown` : "");
+		drawPath();
+	}
+	return !data || data.now_s >= facts.now_s;
+}
+
+async function look() {
+	const data = await ask("page.json");
+
+	if (!data.up) {
+		tell(false, `the daemon does not answer: ${data.why}`);
+		shown = "";
+		return;
+	}
+	before = facts;
+	facts = data;
+	tell(true, data.draining ? "the daemon stops" : data.disabled ? "caching is disabled"
+		: "the daemon answers");
+	drawHead();
+	drawPool();
+	drawHour();
+	drawSessions();
+	drawLatencies();
+	const counters = JSON.stringify([data.epoch, data.counters]);
+
+	if (counters !== shown)
+		shown = await askTree() ? counters : "";
+	drawTree();
+}
+
+async function run() {
+	try {
+		if (!document.hidden)
+			await look();
+	} catch (error) {
+		tell(false, error instanceof TypeError || error.name === "TimeoutError"
+			? "kvtmetricsd does not answer" : error.message);
+	}
+	setTimeout(run, POLL_MS);
+}
+
+icicle.theme();
+drawScale();
+listen();
+run();
+
+// For the console, and for tests.
+window.kvtrunk = { icicle, drawTree, get facts() { return facts; } };
