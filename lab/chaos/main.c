@@ -29,12 +29,14 @@
 #define PAUSE_MOST_MS 120
 
 static const char usage_text[] =
-	"Usage: kvtlab chaos [--seconds N] [--seed S] [--workers N] [--pages N] [--keep]\n"
+	"Usage: kvtlab chaos [--seconds N] [--seed S] [--workers N] [--pages N] [--sides LIST]\n"
+	"                    [--keep]\n"
 	"Kills, stops and restarts workers and the daemon under load, and checks everything.\n\n"
 	"  --seconds N   how long (60)\n"
 	"  --seed S      repeat the choices of an earlier run (random)\n"
 	"  --workers N   worker processes (4)\n"
 	"  --pages N     pages of the pool (2048): small ones evict\n"
+	"  --sides LIST  the daemon's option sides (none): workers publish points\n"
 	"  --keep        keep the operation log, also after a good run\n\n"
 	"Exit status: 0 nothing was wrong, 1 something was, 2 usage.\n";
 
@@ -226,13 +228,14 @@ static void print(struct chaos *chaos)
 
 static bool start(struct chaos *chaos)
 {
-	char pages[32], log[160], why[512] = "";
+	char pages[32], log[160], sides[80], why[512] = "";
 	const char *const flags[] = { "--supervise", pages, "--page_size=64", "--page_bytes=512",
 				      "--max_private_pages=0", "--max_leases=0",
-				      "--log_level=error", log, NULL };
+				      "--log_level=error", log, sides, NULL };
 
 	snprintf(chaos->log_path, sizeof(chaos->log_path), "/tmp/kvtchaos.%d.log", getpid());
 	snprintf(pages, sizeof(pages), "--n_pages=%u", chaos->options.n_pages);
+	snprintf(sides, sizeof(sides), "--sides=%s", chaos->options.sides);
 	snprintf(log, sizeof(log), "--log_file=%s", chaos->log_path);
 	if (kvt_own_daemon_start(&chaos->daemon, chaos->options.daemon, flags, -1, why,
 				 sizeof(why))) {
@@ -264,6 +267,7 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 		{ "seed", required_argument, NULL, 'S' },
 		{ "workers", required_argument, NULL, 'w' },
 		{ "pages", required_argument, NULL, 'p' },
+		{ "sides", required_argument, NULL, 'd' },
 		{ "keep", no_argument, NULL, 'k' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
@@ -282,6 +286,8 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 								  KVT_REPLAY_MAX_WORKERS);
 		else if (c == 'p')
 			chaos->options.n_pages = (uint32_t)number("pages", optarg, 1024, 1u << 24);
+		else if (c == 'd')
+			chaos->options.sides = optarg;
 		else if (c == 'k')
 			keep = true;
 		else {
@@ -301,7 +307,7 @@ int kvt_chaos_main(int argc, char **argv)
 	struct chaos chaos = { .options = {
 		.policy = "lru", .workers = 4, .n_pages = 2048, .page_size = 64, .page_bytes = 512,
 		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
-		.coalesce_ms = 2000,
+		.coalesce_ms = 2000, .sides = "", .points_every = 1024, .points_drop = true,
 	} };
 	uint64_t seconds = 60;
 	bool keep;

@@ -42,6 +42,7 @@ static __attribute__((noreturn)) void ask(struct pulse *pulse, const char *socke
 
 	options.socket_path = socket_path;
 	options.label = "kvtlab chaos: pulse";
+	options.flags = KVT_ANY_GEOMETRY; /* it writes no page */
 	if (kvt_client_connect(&client, &options, &error))
 		fail(pulse, error.text);
 	last = kvt_replay_now_ns();
