@@ -74,10 +74,10 @@ class Checked(KVConnectorWorkerMetadata):
 
 class Proof(KVConnectorHandshakeMetadata):
     """What a worker tells EngineCore when its KV tensors are proved to lie in the pool: what
-    computes their KV, what side pages hold, and the window or chunk of each layer that keeps all
-    positions, 0 for none."""
+    computes their KV, the window or chunk of each layer that keeps all positions, 0 for none, and
+    what side pages hold."""
 
-    def __init__(self, backend: str, isa: str, groups: str, windows: list[int]) -> None:
+    def __init__(self, backend: str, isa: str, windows: list[int], groups: str = "") -> None:
         self.made_by = (backend, isa, groups)
         self.windows = windows
 
@@ -168,8 +168,8 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         groups = [{name: kv_caches[name] for name in group.layer_names} for group in self._groups]
         self._pool.prove(groups.pop(main), self._layout, backend, latent, own, groups, states)
         self._pool.set_bounds(model)
-        self._proof = Proof(" ".join([backend, *sorted(set(states.values()))]), isa, digest(self._groups),
-                            windows if len(self._groups) == 1 else [])
+        self._proof = Proof(" ".join([backend, *sorted(set(states.values()))]), isa,
+                            windows if len(self._groups) == 1 else [], digest(self._groups))
 
     def get_handshake_metadata(self) -> Optional[Proof]:
         """vLLM carries it to set_xfer_handshake_metadata()."""
