@@ -157,8 +157,8 @@ int kvt_seq_extend(struct kvt_seq *seq, uint32_t n);
  * table are then -EINVAL. */
 int kvt_seq_extend_pages(struct kvt_seq *seq, const uint32_t *pages, uint32_t n);
 
-/** End: with computed > 0 after a last commit. Frees the handle in any case. Commits in flight take
- * effect before it.
+/** End: with computed > 0 after a last commit, which takes the side pages attached for it. Frees
+ * the handle in any case. Commits in flight take effect before it.
  * Errors: -ESTALE the prefix was removed, expired or reset: the last commit published nothing, and
  * earlier ones are not found any more; -EINVAL the last commit named positions or keys that do not
  * fit (kvt_client_error() says which); or the failure of an asynchronous commit that was not

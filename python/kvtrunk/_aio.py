@@ -146,10 +146,19 @@ class Loop:
         request = ffi.new("struct kvt_request *")
         request.op = lib.KVT_OP_END
         request.lease.index, request.lease.generation = lease
+        self._give_back(request, None)
+
+    def _free(self, pages: list[int]) -> None:
+        """Free pages that nothing waits for."""
+        request, numbers = ffi.new("struct kvt_request *"), ffi.new("uint32_t[]", pages)
+        request.op, request.n_pages, request.pages = lib.KVT_OP_FREE, len(pages), numbers
+        self._give_back(request, numbers)
+
+    def _give_back(self, request: Any, keep: Any) -> None:
         request.fence.slot = lib.KVT_FENCE_IDLE
         future = self.loop.create_future()
         future.cancel()
-        self._queue.append((request, future, None))
+        self._queue.append((request, future, keep))
 
     def look_later(self) -> None:
         """Any thread: a call on the client may take the wake-up that this loop waits for."""
@@ -188,6 +197,8 @@ class Loop:
         client = self.client
         for lease in client._take_lost():
             self._end(lease)
+        while client._pages_lost:
+            self._free(client._pages_lost.popleft())
         while client._take(handle, 0, 64) > 0:
             pass
         while self._queue:

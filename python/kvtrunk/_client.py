@@ -446,6 +446,7 @@ class Client:
         self._pool: Optional[Pool] = None
         self._orphans: collections.deque[Any] = collections.deque()
         self._leases_lost: collections.deque[tuple[int, int]] = collections.deque()
+        self._pages_lost: collections.deque[list[int]] = collections.deque()
         self._aio: Optional[_aio.Loop] = None
         self._mirrored: Any = None
         self._tags: dict[int, Any] = {}

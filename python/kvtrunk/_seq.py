@@ -506,6 +506,7 @@ class AsyncSequence:
         lease = getattr(self, "_lease", None)
         if lease is not None and not self._client.closed:
             self._client._leases_lost.append(lease)
+            self._client._pages_lost += filter(None, self._left + one_by_one(self._given))
             warnings.warn("a kvtrunk.AsyncSequence was not ended", ResourceWarning, source=self)
 
 

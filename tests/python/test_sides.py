@@ -2,7 +2,9 @@
 """Side pages of sequences, in calls and in an event loop: a point is found where it was made, and a
 page that the tree did not take is free after the end."""
 import asyncio
+import gc
 import re
+import warnings
 
 import pytest
 
@@ -137,6 +139,28 @@ def test_what_is_refused_is_free_after_the_end(client):
     while await_private(client):
         pass
     assert client.stats().side_pages == 0
+
+
+def test_what_is_dropped_in_an_event_loop_is_freed(client):
+    ns = client.namespace()
+
+    async def main():
+        seq = await ns.begin_async(TOKENS)
+        point(client, seq, 3)
+        await seq.commit(64)
+        seq = await ns.begin_async(TOKENS)  # drops the first
+        point(client, seq, 3)
+        await seq.commit(64)
+        point(client, seq, 2)
+        with pytest.warns(ResourceWarning):
+            del seq
+            gc.collect()
+        while client.stats().private_pages:
+            (await ns.begin_async([1])).end_nowait()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        run(main())
 
 
 def test_a_daemon_without_sides_says_which_option(shared):
