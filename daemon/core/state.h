@@ -96,8 +96,6 @@ struct kvt_undo {
 
 struct kvt_core {
 	uint32_t magic;
-	struct kvt_core_config config;
-	struct kvt_core_hooks hooks;
 	uint32_t ps; /* page size */
 	uint32_t n_sides; /* kinds of side pages; 0: `sides` and what derives from it is empty */
 
@@ -108,7 +106,6 @@ struct kvt_core {
 	uint32_t *slot_keys;
 	uint32_t *slot_pages;
 	struct kvt_page_record *pages;
-	uint32_t *sides; /* [page][n_sides]: side pages of a cached page of a node, 0 = none */
 	struct kvt_namespace_record *namespaces;
 	uint64_t *root_keys; /* [node]: root key, with KVT_NODE_KEYED */
 	struct kvt_counters *count;
@@ -133,8 +130,6 @@ struct kvt_core {
 	struct kvt_fifo free_leases;
 	uint64_t epoch_leases; /* leases of the running epoch */
 	uint64_t cut_leases;   /* leases of it on detached paths */
-	uint32_t *sides_in;    /* [node]: side pages of its pages */
-	uint32_t *side_top;    /* [node]: no page of its run from this one of the path on has any */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */
 	struct kvt_remains *remains; /* [node] */
 	struct kvt_fifo free_pending;
@@ -195,6 +190,14 @@ struct kvt_core {
 	struct kvt_core_effort effort;
 	struct kvt_record record; /* of the running effect */
 	bool recording;
+
+	uint32_t *sides;    /* [page][n_sides]: side pages of a cached page of a node, 0 = none */
+	uint32_t *sides_in; /* [node]: side pages of its pages */
+	uint32_t *side_top; /* [node]: no page of its run from this one of the path on has any */
+
+	/* Large and seldom read: last, so that what each operation reads is together in front. */
+	struct kvt_core_config config;
+	struct kvt_core_hooks hooks;
 };
 
 static inline struct kvt_node *kvt_node_at(const struct kvt_core *core, uint32_t node)
