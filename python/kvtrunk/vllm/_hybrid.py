@@ -215,8 +215,22 @@ class Sides:
         self.pool._kvt_init(engine, {group: kind for kind, group in enumerate(self._managers)})
         for each in self._managers.values():
             each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
+        self._check_room(manager.max_model_len, engine.info)
         self._zeroes = coordinator.single_type_managers[self.main].records_new_block_ids
         self._to_zero: dict[str, list[int]] = {}
+
+    def _check_room(self, longest: int, info: Any) -> None:
+        """Refuse a pool that cannot hold the longest request: it would wait for ever."""
+        whole = -(-longest // self.page_size)
+        # A state needs its block, and that of the step before.
+        most = [min(whole, each.max_admission_blocks_per_request or 2)
+                for each in self._managers.values()]
+        has = min(info.max_private_pages or info.n_pages, info.n_pages - 1)
+        if whole + sum(most) > has:
+            refuse(f"a request of --max-model-len {longest} may need {whole} pages, and "
+                   f"{sum(most)} for windows and states, but one session gets {has}: set it, or "
+                   "--max-num-batched-tokens, to less, or give the daemon more n_pages or "
+                   "max_private_pages")
 
     def groups(self, main: Sequence[Any], sides: Iterable[Sequence[Any]]) -> Blocks:
         """In the order of vLLM's groups."""

@@ -42,12 +42,13 @@ class Engine(Scheduler):
                                         RequestStatus.FINISHED_ABORTED)
 
     def turn(self):
-        """Schedule a step; if enough of them are in flight, compute the oldest."""
+        """Schedule a step. If enough of them are in flight, compute the oldest; if it has no work,
+        all of them, as vLLM does."""
         step = self.theirs.schedule()
         known = {name: list(self.theirs.requests[name].all_token_ids)
                  for name in step.num_scheduled_tokens}
         self.queue.append((step, known))
-        if len(self.queue) >= self.depth:
+        while self.queue and (len(self.queue) >= self.depth or not step.num_scheduled_tokens):
             self.compute(*self.queue.popleft())
 
     def drain(self):
