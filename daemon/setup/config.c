@@ -590,7 +590,7 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES])
 {
 	const char *at = config->sides + strspn(config->sides, ", ");
-	uint32_t n = 0, pages[KVT_MAX_SIDES];
+	uint32_t n = 0, pages[KVT_MAX_SIDES] = { 0 };
 	int64_t sum = 0, value;
 
 	for (; *at; at += strspn(at, ", ")) {
@@ -604,8 +604,7 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 		}
 		pages[n++] = (uint32_t)value;
 	}
-	memset(ret_pages, 0, KVT_MAX_SIDES * sizeof(*ret_pages));
-	memcpy(ret_pages, pages, n * sizeof(*ret_pages));
+	memcpy(ret_pages, pages, sizeof(pages));
 	*ret_n = n;
 	return 0;
 }
