@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `flags` of the engines prints, without an engine."""
 import importlib
+import importlib.util
 import json
 import os
 import shlex
@@ -106,11 +107,20 @@ def test_an_engine_needs_its_weights_once(tmp_path):
 @pytest.mark.parametrize("engine, switch", [("vllm", "--disable-hybrid-kv-cache-manager"),
                                             ("sglang", "--disable-hybrid-swa-memory")])
 def test_engines_keep_all_positions_of_a_model_with_windows(tmp_path, engine, switch, device):
+    asked = [switch] if engine == "vllm" else []
     for window in (None, 4096):
-        daemon, command = printed(tmp_path, engine, *DEVICE, f"--device={device}",
+        daemon, command = printed(tmp_path, engine, *DEVICE, f"--device={device}", *asked,
                                   sliding_window=window)
         assert "--n-layers=2" in daemon
         assert (switch in command) == (window is not None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_only_vllm_groups_layers_with_windows(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(tmp_path, "vllm", "--device=cpu", sliding_window=4096)
+    assert "Use the Python of the engine" in failed.value.stderr
+    assert "--disable-hybrid-kv-cache-manager" in failed.value.stderr
 
 
 def test_sglang_has_one_plane_of_an_mla_model(tmp_path):

@@ -30,6 +30,7 @@ from .._weights import model_folder
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
 _BLOCK = 64
+_OR_ALL_TOKENS = ", or --disable-hybrid-kv-cache-manager, and all layers keep all tokens"
 
 
 def _folder(model: str) -> pathlib.Path:
@@ -101,9 +102,14 @@ def _with_sides(folder: pathlib.Path, arguments: argparse.Namespace) -> Optional
         if said.returncode != 0 or not json.loads(said.stdout)["windows"]:
             return None
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from ._groups import sides, sides_text
-    from ._plan import planned
-    from ._refuse import Refused
+    try:
+        from ._groups import sides, sides_text
+        from ._plan import planned
+        from ._refuse import Refused
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{folder}: the layers differ, and only vLLM knows how it groups them "
+                         f"({error}). Use the Python of the engine"
+                         f"{'' if states else _OR_ALL_TOKENS}") from None
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
     kinds = [values.get(name) for values in (config, config.get("text_config") or {})
