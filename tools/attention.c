@@ -194,7 +194,7 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 		snprintf(why, why_bytes, "%s (%s)", known[i].why ? known[i].why :
 			 "some of its layers keep a state instead of KV, which no geometry "
 			 "describes", known[i].field);
-		return -EINVAL;
+		return known[i].why == KEEPS_STATE ? -ENOTSUP : -EINVAL;
 	}
 	if (check_layers(text, why, why_bytes))
 		return -EINVAL;

@@ -116,14 +116,30 @@ static int load(struct model *model)
 	return 0;
 }
 
-/* Refuse models whose KV is not K and V of each head, or one latent row, for each position. */
-static int only_attention(const struct model *model)
+/* Write what layers keep other than KV of all positions. */
+static void write_layers(struct kvt_json *json, const struct model *model, bool states)
 {
-	char why[256];
+	kvt_json_bool(json, "windows", kvt_attention_has_windows(model->text));
+	kvt_json_bool(json, "states", states);
+}
 
-	if (kvt_attention_check(model->root, model->text, why, sizeof(why)))
-		return wrong(model, "%s", why);
-	return 0;
+/* Refuse models whose KV is not K and V of each head, or one latent row, for each position. That of
+ * some with states has a place in side pages, so JSON tells them apart. */
+static int only_attention(const struct kvt_admin *admin, const struct model *model)
+{
+	struct kvt_json json = { .comma = false };
+	char why[256];
+	int rc = kvt_attention_check(model->root, model->text, why, sizeof(why));
+
+	if (rc == 0)
+		return 0;
+	if (rc == -ENOTSUP && admin->json) {
+		kvt_json_open(&json, NULL, '{');
+		write_layers(&json, model, true);
+		kvt_json_close(&json, '}');
+		kvt_admin_print(&json);
+	}
+	return wrong(model, "%s", why);
 }
 
 static bool is_of(const struct model *model, const char *type)
@@ -254,8 +270,8 @@ static int split(const struct model *model, uint64_t ranks, struct kvt_pool_geom
 	return 0;
 }
 
-static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *geometry,
-		uint32_t page_size, uint64_t ranks, bool windows)
+static int show(const struct kvt_admin *admin, const struct model *model,
+		const struct kvt_pool_geometry *geometry, uint32_t page_size, uint64_t ranks)
 {
 	uint64_t page_bytes = kvt_pool_geometry_page_bytes(geometry, page_size);
 	struct kvt_json json = { .comma = false };
@@ -273,7 +289,7 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 		kvt_json_u64(&json, "page_size", page_size);
 		kvt_json_u64(&json, "n_slabs", ranks);
 		kvt_json_u64(&json, "page_bytes", page_bytes);
-		kvt_json_bool(&json, "windows", windows);
+		write_layers(&json, model, false);
 		kvt_json_format(&json, "fingerprint", "kv=%s;layout=%s", text.kv_type, text.layout);
 		kvt_json_close(&json, '}');
 		return kvt_admin_print(&json);
@@ -291,7 +307,7 @@ static int show(const struct kvt_admin *admin, const struct kvt_pool_geometry *g
 		(unsigned long long)((1ull << 30) / page_bytes * page_size),
 		ranks > 1 ? " of each rank" : "", text.kv_type,
 		text.layout);
-	if (windows)
+	if (kvt_attention_has_windows(model->text))
 		fprintf(stderr, "some layers have windows: let engines keep all positions in them, "
 			"vLLM by --disable-hybrid-kv-cache-manager, SGLang by "
 			"--disable-hybrid-swa-memory; or vLLM side pages, as `python -m "
@@ -320,12 +336,11 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 	    (type && read_wanted_type(admin, type, &geometry.type)))
 		return KVT_EXIT_USAGE;
 	model.path = path;
-	if (load(&model) == 0 && only_attention(&model) == 0 &&
+	if (load(&model) == 0 && only_attention(admin, &model) == 0 &&
 	    read_shape(&model, &geometry) == 0 &&
 	    (type || read_weights_type(&model, &geometry.type) == 0) &&
 	    split(&model, ranks, &geometry) == 0)
-		status = show(admin, &geometry, (uint32_t)page_size, ranks,
-			      kvt_attention_has_windows(model.text));
+		status = show(admin, &model, &geometry, (uint32_t)page_size, ranks);
 	json_decref(model.root);
 	return status;
 }

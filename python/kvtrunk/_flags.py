@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import subprocess
-from typing import NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 from ._weights import WEIGHTS, weight_files
 from .testing import program
@@ -27,6 +27,9 @@ BESIDE_BYTES = 6 << 30
 A guess: nothing was measured."""
 SPARE_BYTES = 1 << 30
 """Left free on a device. An engine's context is there before the engine looks what is free."""
+_SHAPE = {"n_layers": None, "n_kv_heads": None, "head_dim": None, "kv_type": None,
+          "page_size": None, "sides": "none", "kv_layout": "hnd", "n_slabs": 1}
+"""Options of the daemon, and what each is without being given."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _INDEX = "model.safetensors.index.json"
 _MAJOR = 75
@@ -49,6 +52,30 @@ class Commands(NamedTuple):
     variables: list[str]
     """Of an engine's environment."""
     engine: list[str]
+
+
+class States(ValueError):
+    """Layers of a model keep a state."""
+
+
+def geometry(folder: pathlib.Path, page_size: int, kv_type: Optional[str],
+             n_ranks: int) -> dict[str, Any]:
+    """What kvtctl finds in a model's config.json, by its names. kv_type: None is that of the
+    weights. States, ValueError: it refuses the model."""
+    command = [program("kvtctl"), "--json", "geometry", str(folder), f"--page-size={page_size}",
+               f"--tensor-parallel={n_ranks}", *([f"--kv-type={kv_type}"] if kv_type else [])]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode == 0:
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+    raise (States if said.stdout and json.loads(said.stdout)["states"] else ValueError)(
+        said.stderr.strip())
+
+
+def options(found: Mapping[str, Any]) -> list[str]:
+    """The daemon's options for what geometry() found, or a plan with sides."""
+    return [f"--{name.replace('_', '-')}={found[name]}" for name, default in _SHAPE.items()
+            if found.get(name, default) != default]
 
 
 def device() -> str:
@@ -101,14 +128,6 @@ def _folder() -> pathlib.Path:
         return RUNTIME
     own = os.environ.get("XDG_RUNTIME_DIR")
     return pathlib.Path(own, "kvtrunk") if own else pathlib.Path(f"/tmp/kvtrunk-{os.getuid()}")
-
-
-def has_windows(folder: pathlib.Path) -> bool:
-    """Whether layers of a model that kvtctl accepts have windows or chunks. Then engines need an
-    option to keep all positions."""
-    said = subprocess.run([program("kvtctl"), "--json", "geometry", str(folder), "--kv-type=bf16"],
-                          check=True, capture_output=True, text=True).stdout
-    return bool(json.loads(said)["windows"])
 
 
 def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:

