@@ -258,8 +258,6 @@ static int take_ahead(struct kvt_client *client, uint32_t number, const struct k
 		tell(slot, &result, kvt_seq_answered);
 	slot->seq = NULL;
 	kvt_slot_free(client, number);
-	if (KVT_UNLIKELY(client->ending))
-		kvt_answer_retry(client);
 	return rc;
 }
 
@@ -276,13 +274,13 @@ static void take_late(struct kvt_client *client, uint32_t number, const struct k
 	slot->cqe = *cqe;
 	slot->state = KVT_SLOT_UNDO;
 	kvt_slot_push(client, &client->undo, number);
-	kvt_answer_retry(client);
 }
 
 int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe)
 {
 	struct kvt_slot *slot;
 	uint32_t number;
+	int rc = 0;
 
 	kvt_client_step(client, KVT_STEP_COMPLETION_SEEN);
 	kvt_ring_cq_take(&client->ring, cqe);
@@ -305,27 +303,27 @@ int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe)
 		}
 		kvt_slot_free(client, twin);
 	}
-	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING)) {
-		client->n_flying--;
+	client->n_flying--;
+	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING || slot->state == KVT_SLOT_AHEAD))
 		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
+	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING))
 		return (int)number;
-	}
 	switch (slot->state) {
 	case KVT_SLOT_AHEAD:
-		client->n_flying--;
-		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
-		return take_ahead(client, number, cqe);
+		rc = take_ahead(client, number, cqe);
+		break;
 	case KVT_SLOT_SILENT:
-		client->n_flying--;
 		kvt_slot_free(client, number);
-		return 0;
+		break;
 	case KVT_SLOT_ABANDONED:
-		client->n_flying--;
 		take_late(client, number, cqe);
-		return 0;
+		break;
 	default:
 		return broken_answer(client);
 	}
+	if (KVT_UNLIKELY(client->undo.first || client->ending))
+		kvt_answer_retry(client);
+	return rc;
 }
 
 void kvt_answer_keep(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)

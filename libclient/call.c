@@ -9,7 +9,6 @@
 #include "libclient/answer.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
-#include "libclient/probe.h"
 #include "libclient/slot.h"
 #include "libclient/submit.h"
 #include "libclient/wait.h"
@@ -145,54 +144,24 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 	}
 }
 
-/* A request as it was before it was shortened. */
-struct whole {
-	struct kvt_request request;
-	int64_t begun_ns;
-	bool given; /* the handle is the caller's: if it is stale, a probe finds what is left */
-};
-
-/* Send more keys, or all. A BEGIN that has waited waits for the rest of its time only. Returns true
- * if they may turn out to be too few again. */
-static bool lengthen(struct kvt_client *client, struct whole *whole, struct kvt_request *request)
+int kvt_client_call_within(struct kvt_client *client, const struct kvt_request *request,
+			   struct kvt_wait *wait, struct kvt_seq *seq,
+			   struct kvt_result *ret_result)
 {
-	int64_t waited_ms = (kvt_client_now_ns() - whole->begun_ns) / 1000000;
-	bool given = whole->given;
-
-	*request = whole->request;
-	if (request->ttl_ms)
-		request->ttl_ms = waited_ms < request->ttl_ms ?
-					  request->ttl_ms - (uint32_t)waited_ms :
-					  1;
-	whole->given = false;
-	return given && kvt_client_shorten(client, request);
-}
-
-
-/* `whole`: of a shortened request; else NULL. */
-static int call(struct kvt_client *client, const struct kvt_request *request,
-		struct whole *whole, struct kvt_seq *seq, struct kvt_result *ret_result)
-{
-	struct kvt_wait wait = { .started = false };
-	struct kvt_request longer, rest;
+	struct kvt_request longer;
 	uint32_t number;
 	int rc = check_alive(client);
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
 	for (;;) {
-		rc = submit_waiting(client, request, &wait, &number);
+		rc = submit_waiting(client, request, wait, &number);
 		if (KVT_LIKELY(rc == 0))
-			rc = await(client, number, &wait, seq, ret_result);
+			rc = await(client, number, wait, seq, ret_result);
 		if (KVT_UNLIKELY(rc != 0))
 			return rc;
 		if (KVT_LIKELY(ret_result->error == 0))
 			return 0;
-		if (ret_result->reason == KVT_REASON_HANDLE_STALE && whole) {
-			whole = lengthen(client, whole, &rest) ? whole : NULL;
-			request = &rest;
-			continue;
-		}
 		if (ret_result->error != -ENOBUFS || request->list_capacity != 0 ||
 		    ret_result->needed == 0 || ret_result->needed > client->list.count)
 			return kvt_client_fail_result(client, ret_result);
@@ -206,24 +175,9 @@ static int call(struct kvt_client *client, const struct kvt_request *request,
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,
 		    struct kvt_seq *seq, struct kvt_result *ret_result)
 {
-	return call(client, request, NULL, seq, ret_result);
-}
+	struct kvt_wait wait = { .started = false };
 
-int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
-			  struct kvt_handle start, struct kvt_result *ret_result)
-{
-	struct kvt_request rest;
-	struct whole whole;
-
-	if (request->n_keys < KVT_PROBE_KEYS && start.positions == 0)
-		return call(client, request, NULL, NULL, ret_result);
-	rest = *request;
-	whole.given = kvt_client_shorten_to(&rest, start);
-	if (!whole.given && !kvt_client_shorten(client, &rest))
-		return call(client, request, NULL, NULL, ret_result);
-	whole.request = *request;
-	whole.begun_ns = request->ttl_ms ? kvt_client_now_ns() : 0;
-	return call(client, &rest, &whole, NULL, ret_result);
+	return kvt_client_call_within(client, request, &wait, seq, ret_result);
 }
 
 int kvt_call(struct kvt_client *client, const struct kvt_request *request,

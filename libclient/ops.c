@@ -9,6 +9,7 @@
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"
+#include "libclient/probe.h"
 #include "libclient/resume.h"
 #include "libclient/steps.h"
 #include "libclient/stream.h"
@@ -21,7 +22,6 @@
 #include <string.h>
 
 #define GONE_LOOK_NS 1000000000ll /* while waiting for an answer: how often to check `gone` */
-
 
 /* Copy a list out and release the answer. The caller checked the room. */
 static void take_list(struct kvt_client *client, struct kvt_result *result, uint32_t *ret_pages,

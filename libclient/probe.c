@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The arena, read by the client itself: kvt_probe(), counters, and calls that send only the keys
+ * that a probe did not find. */
+
+#include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/probe.h"
@@ -19,7 +24,8 @@ static uint64_t expiry_clock(const struct kvt_client *client)
 	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
 }
 
-bool kvt_client_shorten_to(struct kvt_request *request, struct kvt_handle start)
+/* Shorten a request to what follows `start`. False: unchanged, `start` does not fit it. */
+static bool shorten_to(struct kvt_request *request, struct kvt_handle start)
 {
 	if (!request->keys || start.positions == 0 || start.positions > request->n_keys)
 		return false;
@@ -29,18 +35,51 @@ bool kvt_client_shorten_to(struct kvt_request *request, struct kvt_handle start)
 	return true;
 }
 
-bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request)
+/* Probe for a request's keys and shorten it. False: unchanged, because nothing was found, or too
+ * few keys, or the tree cannot be read. */
+static bool shorten(const struct kvt_client *client, struct kvt_request *request)
 {
 	struct kvt_handle found;
 	uint32_t id = request->namespace_id;
 
-	if (request->n_keys < KVT_PROBE_KEYS || !request->keys || kvt_client_usable(client) != 0)
-		return false;
-	if (!client->arena.base || id >= client->n_opened || !client->opened[id].open)
+	if (request->n_keys < KVT_PROBE_KEYS || !request->keys || !client->arena.base ||
+	    id >= client->n_opened || !client->opened[id].open)
 		return false;
 	return kvt_walk(&client->arena, id, client->opened[id].digest, request->root_key,
 			request->keys, request->n_keys, expiry_clock(client), &found, NULL) == 0 &&
-	       kvt_client_shorten_to(request, found);
+	       shorten_to(request, found);
+}
+
+/* What is left of a wait of `ttl_ms` that began at `begun_ns`: at least 1 ms, 0 if 0. */
+static uint32_t time_left_ms(uint32_t ttl_ms, int64_t begun_ns)
+{
+	int64_t waited_ms = ttl_ms ? (kvt_client_now_ns() - begun_ns) / 1000000 : 0;
+
+	return waited_ms < ttl_ms ? ttl_ms - (uint32_t)waited_ms : !!ttl_ms;
+}
+
+int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
+			  struct kvt_handle start, struct kvt_result *ret_result)
+{
+	struct kvt_wait wait = { .started = false };
+	struct kvt_request rest = *request;
+	int rc = kvt_client_usable(client);
+	bool given, shorter;
+	int64_t begun_ns;
+
+	if (rc != 0)
+		return rc;
+	given = shorten_to(&rest, start);
+	shorter = given || shorten(client, &rest);
+	begun_ns = shorter && request->ttl_ms ? kvt_client_now_ns() : 0;
+	while ((rc = kvt_client_call_within(client, &rest, &wait, NULL, ret_result)) == -ESTALE &&
+	       shorter && client->error.reason == KVT_REASON_HANDLE_STALE) {
+		rest = *request;
+		rest.ttl_ms = time_left_ms(request->ttl_ms, begun_ns);
+		shorter = given && shorten(client, &rest);
+		given = false;
+	}
+	return rc;
 }
 
 /* 0, or why the arena cannot be read. `instead`: the operation that asks the daemon. */

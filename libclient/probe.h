@@ -4,10 +4,10 @@
 
 #include "libclient/state.h"
 
-/** Probe for a request's keys and shorten it: its handle names those found. False: unchanged,
- * because nothing was found, or too few keys, or the tree cannot be read. */
-bool kvt_client_shorten(struct kvt_client *client, struct kvt_request *request);
-/** Shorten a request to what follows `start`. False: unchanged, `start` does not fit it. */
-bool kvt_client_shorten_to(struct kvt_request *request, struct kvt_handle start);
+/** Call with an operation whose keys may begin behind a handle. Sends only the keys behind `start`,
+ * or without one those that a probe does not find. If the handle is stale, sends more keys within
+ * the same deadline. `request` has all keys and no handle. */
+int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *request,
+			  struct kvt_handle start, struct kvt_result *ret_result);
 
 #endif

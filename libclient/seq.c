@@ -11,6 +11,7 @@
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/probe.h"
 #include "libclient/sides.h"
 #include "libclient/table.h"
 #include "libclient/wait.h"
@@ -22,7 +23,6 @@
 /* Recycle sequences with their page tables: a steady worker allocates nothing. */
 static struct kvt_seq *seq_take(struct kvt_client *client)
 {
-	KVT_KEEP_ERRNO;
 	struct kvt_seq *seq = client->free_seqs;
 
 	if (seq) {
@@ -36,6 +36,24 @@ static struct kvt_seq *seq_take(struct kvt_client *client)
 	seq->next = client->seqs;
 	client->seqs = seq;
 	return seq;
+}
+
+/* Take a sequence with room for a table of `n_pages` and for side pages. */
+static int seq_take_for(struct kvt_client *client, uint64_t n_pages, struct kvt_seq **ret_seq)
+{
+	KVT_KEEP_ERRNO;
+	struct kvt_seq *seq = seq_take(client);
+	int rc = seq ? kvt_seq_reserve_sides(seq) : -ENOMEM;
+
+	/* A table above the pool's size is not reserved: the daemon refuses it as too large. */
+	if (rc == 0 && n_pages < client->info.n_pages)
+		rc = kvt_seq_reserve(seq, n_pages);
+	if (rc == 0)
+		*ret_seq = seq;
+	else if (seq)
+		kvt_seq_recycle(seq);
+	return rc ? kvt_client_fail(client, rc, 0, "out of memory for a sequence of %llu pages",
+				    (unsigned long long)n_pages) : 0;
 }
 
 /* With nothing in flight, `known` is what the daemon says: it may have taken keys of a commit whose
@@ -163,10 +181,9 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		.arg = begin->arg,
 		.root_key = begin->root_key,
 	};
-	uint64_t table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) /
-			 client->info.page_size;
 	struct kvt_result result;
 	struct kvt_seq *seq;
+	uint64_t table;
 	int rc = kvt_client_usable(client);
 
 	if (rc != 0)
@@ -178,21 +195,13 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 	request.ttl_ms = begin_wait_ms(client);
 	if (request.ttl_ms)
 		request.flags |= KVT_F_WAIT;
-	seq = seq_take(client);
-	rc = seq ? 0 : -ENOMEM;
-	/* A table above the pool's size is not reserved: the daemon refuses it as too large. */
-	if (rc == 0 && table < client->info.n_pages)
-		rc = kvt_seq_reserve(seq, table);
-	if (rc == 0)
-		rc = kvt_seq_reserve_sides(seq);
-	if (rc != 0) {
-		if (seq)
-			kvt_seq_recycle(seq);
-		return kvt_client_fail(client, rc, 0, "out of memory for a sequence of %llu pages",
-				       (unsigned long long)table);
-	}
+	table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) /
+		client->info.page_size;
 	if (table >= client->info.n_pages)
 		request.list_capacity = 1;
+	rc = seq_take_for(client, table, &seq);
+	if (rc != 0)
+		return rc;
 	rc = kvt_client_call_known(client, &request, begin->handle, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
@@ -218,16 +227,9 @@ int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *answer, uint32_t
 	    n_keys < answer->matched)
 		return kvt_client_fail(client, -EINVAL, 0, "adopt: the answer is not that of a "
 				       "granted BEGIN of %u keys, or it has been released", n_keys);
-	seq = seq_take(client);
-	rc = seq ? kvt_seq_reserve(seq, answer->n_pages) : -ENOMEM;
-	if (rc == 0)
-		rc = kvt_seq_reserve_sides(seq);
-	if (rc != 0) {
-		if (seq)
-			kvt_seq_recycle(seq);
-		return kvt_client_fail(client, rc, 0, "out of memory for a sequence of %u pages",
-				       answer->n_pages);
-	}
+	rc = seq_take_for(client, answer->n_pages, &seq);
+	if (rc != 0)
+		return rc;
 	begun(seq, answer, n_keys);
 	kvt_result_release(client, answer);
 	*ret_seq = seq;
