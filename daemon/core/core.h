@@ -255,8 +255,7 @@ bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 void kvt_core_describe_leases(const struct kvt_core *core, uint64_t now_ns,
 			      struct kvt_admin_status *status);
 
-/** A row of the policy table. */
-const char *kvt_policy_name(uint32_t policy); /* "lru" */
-int kvt_policy_parse(const char *name, uint32_t *ret_policy);
+/** Name of an eviction policy: "lru". */
+const char *kvt_policy_name(uint32_t policy);
 
 #endif

@@ -7,9 +7,6 @@
  * heap holds exactly the evictable leaves. Callers: the tree when a node or its locks change,
  * eviction to choose, recovery to rebuild. */
 
-#include <errno.h>
-#include <string.h>
-
 #include "daemon/core/order.h"
 #include "daemon/core/state.h"
 
@@ -104,17 +101,6 @@ const struct kvt_policy_row kvt_policies[KVT_POLICY_COUNT] = {
 const char *kvt_policy_name(uint32_t policy)
 {
 	return policy < KVT_POLICY_COUNT ? kvt_policies[policy].name : "unknown";
-}
-
-int kvt_policy_parse(const char *name, uint32_t *ret_policy)
-{
-	for (uint32_t policy = 0; policy < KVT_POLICY_COUNT; policy++) {
-		if (strcmp(name, kvt_policies[policy].name) == 0) {
-			*ret_policy = policy;
-			return 0;
-		}
-	}
-	return -EINVAL;
 }
 
 /* ---- heaps: smallest first; each node knows its place + 1 */

@@ -186,7 +186,6 @@ struct kvt_core {
 	uint32_t *out;
 	uint32_t n_out;
 	uint64_t now_ns;
-	uint64_t op_now_ns;
 	struct kvt_core_effort effort;
 	struct kvt_record record; /* of the running effect */
 	bool recording;

@@ -207,8 +207,8 @@ int worker_open_cache(struct worker *worker)
 	if (!code)
 		code = map_pool(worker, views);
 	if (!code)
-		code = forward_open_views(&worker->forward, &worker->model, worker->compute, views,
-					  worker->options.chunk, worker->why);
+		code = forward_open(&worker->forward, &worker->model, worker->compute, views,
+				    worker->options.chunk, worker->why);
 	return code;
 }
 

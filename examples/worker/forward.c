@@ -4,7 +4,7 @@
  *
  * Inputs: tokens, page table, views of the pool. Invariant: matrix products run on whole blocks of
  * ROW_BLOCK positions aligned to position 0, so a position's bits do not depend on the chunk.
- * Callers: generate.c, the benchmarks. */
+ * Callers: cache.c, generate.c. */
 
 #include "forward.h"
 
@@ -14,28 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
-		      struct kvt_attn_geometry *ret_geometry)
-{
-	*ret_geometry = (struct kvt_attn_geometry){
-		.n_pages = n_pages,
-		.page_size = page_size,
-		.n_layers = model->n_layers,
-		.n_kv_heads = model->n_kv_heads,
-		.head_dim = model->head_dim,
-		.type = KVT_ATTN_F32,
-		.layout = KVT_ATTN_HND,
-		.order = KVT_ATTN_PAGE_MAJOR,
-	};
-}
-
 static float *rows(const struct forward *f, uint32_t width)
 {
 	return f->compute->ops->reserve(f->compute, (size_t)f->max_rows * width);
 }
 
-int forward_open_views(struct forward *forward, const struct model *model, struct compute *compute,
-		       const struct kvt_attn_view *views, uint32_t chunk, char *why)
+int forward_open(struct forward *forward, const struct model *model, struct compute *compute,
+		 const struct kvt_attn_view *views, uint32_t chunk, char *why)
 {
 	struct forward f = { .model = model, .compute = compute,
 			     .page_size = views[0].page_size };
@@ -68,32 +53,6 @@ int forward_open_views(struct forward *forward, const struct model *model, struc
 	return 0;
 }
 
-int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
-		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why)
-{
-	struct kvt_attn_view *views = calloc(model->n_layers, sizeof(*views));
-	struct kvt_attn_geometry geometry;
-	struct compute *compute = NULL;
-	int error = views ? 0 : -ENOMEM;
-
-	forward_geometry(model, page_size, n_pages, &geometry);
-	for (uint32_t i = 0; i < model->n_layers && !error; i++)
-		error = kvt_attn_geometry_view(&geometry, slab, slab_bytes, i, &views[i]);
-	if (error)
-		snprintf(why, WORKER_WHY_BYTES, "a slab of %llu bytes does not hold %u pages: %s",
-			 (unsigned long long)slab_bytes, n_pages, strerror(-error));
-	else
-		error = compute_cpu_open(model, &compute, why);
-	if (!error)
-		error = forward_open_views(forward, model, compute, views, chunk, why);
-	if (!error)
-		forward->own = compute;
-	else
-		compute_close(compute);
-	free(views);
-	return error;
-}
-
 void forward_close(struct forward *f)
 {
 	float *arrays[] = { f->x,   f->normed, f->q,  f->k,    f->v,
@@ -107,7 +66,6 @@ void forward_close(struct forward *f)
 	free(f->logits);
 	free(f->slots);
 	free(f->views);
-	compute_close(f->own);
 	*f = (struct forward){ 0 };
 }
 

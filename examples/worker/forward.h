@@ -20,7 +20,6 @@
 struct forward {
 	const struct model *model;
 	struct compute *compute;
-	struct compute *own;         /* compute, if closed with this */
 	struct kvt_attn_view *views; /* one for each layer */
 	uint32_t page_size;
 	uint32_t max_rows; /* of a chunk, padding included */
@@ -34,17 +33,10 @@ struct forward {
 	uint32_t last_row; /* of the last chunk */
 };
 
-/** Fill the geometry of this model's pages: fp32, page-major, HND. */
-void forward_geometry(const struct model *model, uint32_t page_size, uint32_t n_pages,
-		      struct kvt_attn_geometry *ret_geometry);
-
 /** Prepare for chunks of at most `chunk` positions on the pages of `views`, one for each layer
  * (copied), on the device of `compute`. 0 or a negative errno with why. */
-int forward_open_views(struct forward *forward, const struct model *model, struct compute *compute,
-		       const struct kvt_attn_view *views, uint32_t chunk, char *why);
-/** Prepare likewise on the CPU, on the caller's slab laid out by forward_geometry(). */
-int forward_open(struct forward *forward, const struct model *model, uint32_t page_size,
-		 uint32_t n_pages, void *slab, uint64_t slab_bytes, uint32_t chunk, char *why);
+int forward_open(struct forward *forward, const struct model *model, struct compute *compute,
+		 const struct kvt_attn_view *views, uint32_t chunk, char *why);
 /** Close. Waits for queued work. */
 void forward_close(struct forward *forward);
 

@@ -193,11 +193,3 @@ int kvt_points_end(struct kvt_points *points)
 {
 	return free_before(points, points->high, UINT32_MAX);
 }
-
-void kvt_points_destroy(struct kvt_points *points)
-{
-	free(points->own);
-	free(points->list);
-	free(points->pairs);
-	*points = (struct kvt_points){ 0 };
-}

@@ -49,6 +49,5 @@ int kvt_points_committed(struct kvt_points *points, const struct kvt_result *res
 			 uint32_t computed, uint32_t page_size);
 /** Free all private side pages. Returns the error of FREE. */
 int kvt_points_end(struct kvt_points *points);
-void kvt_points_destroy(struct kvt_points *points);
 
 #endif

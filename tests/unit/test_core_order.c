@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* daemon/core/order.c: the heap, compared with a naive list, and the names of policies. */
+/* daemon/core/order.c: the heap, compared with a naive list. */
 
 #include "tests/unit/core_world.h"
 
@@ -44,17 +44,4 @@ TEST(the_heap_agrees_with_a_sorted_list)
 			kvt_heap_remove(core, &core->heap, core->heap.nodes[core->heap.count / 2]);
 		world_free(w);
 	}
-}
-
-TEST(policies_have_names)
-{
-	uint32_t policy = 99;
-
-	for (uint32_t i = 0; i < KVT_POLICY_COUNT; i++) {
-		assert_int_equal(kvt_policy_parse(kvt_policy_name(i), &policy), 0);
-		assert_int_equal(policy, i);
-	}
-	assert_int_equal(kvt_policy_parse("best", &policy), -EINVAL);
-	assert_int_equal(policy, KVT_POLICY_COUNT - 1);
-	assert_non_null(kvt_policy_name(KVT_POLICY_COUNT));
 }
