@@ -280,7 +280,7 @@ static void waiter_run(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-/* Find a descriptor of the supervisor whose name begins with `what`. */
+/* Find a descriptor of the supervisor whose name has `what` in it. */
 static int open_kept(const char *what, uint32_t nth)
 {
 	char path[300], target[256];
@@ -677,6 +677,40 @@ TEST(damage_in_the_ledger_is_a_cold_start)
 	close(fd);
 	resume_supervisor();
 	expect_cold_start(client, keys, "why=");
+}
+
+TEST(a_side_page_that_two_pages_name_is_a_cold_start)
+{
+	uint32_t keys[KVT_WORK_KEYS], space, pages[2], sides[N_PAGES], n = 0;
+	struct kvt_arena_header arena;
+	struct kvt_client *client;
+	struct kvt_seq *seq;
+	off_t offset;
+	int fd;
+
+	start("sides = 1\n");
+	client = fill_cache(keys, &space);
+	kvt_test_equal(kvt_alloc(client, 2, pages), 0);
+	seq = kvt_work_begin(client, space, keys);
+	kvt_test_equal(kvt_seq_attach(seq, 3, 0, pages[0]), 0);
+	kvt_test_equal(kvt_seq_attach(seq, 7, 0, pages[1]), 0);
+	kvt_test_equal(kvt_seq_end(seq, KVT_WORK_KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	kill_daemon_for_a_while();
+	fd = open_kept("arena.", 0);
+	kvt_test_check(fd >= 0);
+	kvt_test_equal(pread(fd, &arena, sizeof(arena), 0), sizeof(arena));
+	offset = (off_t)arena.sections[KVT_SECTION_SIDES].offset;
+	kvt_test_equal(pread(fd, sides, sizeof(sides), offset), sizeof(sides));
+	for (uint32_t page = 0; page < N_PAGES; page++) {
+		n += sides[page] != 0;
+		if (sides[page] == pages[1])
+			sides[page] = pages[0];
+	}
+	kvt_test_equal(n, 2);
+	kvt_test_equal(pwrite(fd, sides, sizeof(sides), offset), sizeof(sides));
+	close(fd);
+	resume_supervisor();
+	expect_cold_start(client, keys, "which is not its own");
 }
 
 TEST(another_geometry_is_a_cold_start)
