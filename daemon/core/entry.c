@@ -79,8 +79,7 @@ static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
 	return takes & (KVT_TAKES_POLICY | KVT_TAKES_DEADLINE) || !sqe->ttl_ms;
 }
 
-/** Copy the pairs of a COMMIT with SIDES, and count them in op->n_sides. */
-static void copy_sides(struct kvt_core *core, struct kvt_op_context *op)
+void kvt_entry_sides(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const uint32_t *from = op->view->keys + op->sqe->keys_offset;
 
@@ -91,29 +90,6 @@ static void copy_sides(struct kvt_core *core, struct kvt_op_context *op)
 		op->n_sides = UINT32_MAX;
 	else if (kvt_entry_areas_ok(core, op))
 		kvt_racy_copy(core->op_sides, from + 1, 2 * op->n_sides);
-}
-
-void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
-{
-	const struct kvt_sqe *sqe = op->sqe;
-	uint32_t root_key[2];
-
-	op->keys = NULL;
-	op->root_key = 0;
-	op->n_sides = 0;
-	if (sqe->flags & KVT_F_SIDES)
-		copy_sides(core, op);
-	if (!kvt_entry_areas_ok(core, op) || sqe->n_keys > core->config.max_op_keys)
-		return;
-	op->keys = op->view->keys + sqe->keys_offset + kvt_entry_front(op);
-	if (kvt_root_key_words(sqe->flags)) {
-		kvt_racy_copy(root_key, op->view->keys + sqe->keys_offset, 2);
-		op->root_key = (uint64_t)root_key[1] << 32 | root_key[0];
-	}
-	if (!core->hooks.record)
-		return;
-	kvt_racy_copy(core->log_keys, op->keys, sqe->n_keys);
-	op->keys = core->log_keys;
 }
 
 int kvt_entry_check_lease(struct kvt_core *core, struct kvt_op_context *op, bool deferred)

@@ -59,10 +59,33 @@ static inline bool kvt_entry_areas_ok(const struct kvt_core *core,
 	       (uint64_t)sqe->arg + sqe->n_keys / core->ps <= op->view->keys_count;
 }
 
+/** Copy the pairs of a COMMIT with SIDES, and count them in op->n_sides. */
+void kvt_entry_sides(struct kvt_core *core, struct kvt_op_context *op);
 /** Set op->keys to where the operation reads its keys; NULL if the areas do not hold what the entry
  * names, or there are too many. op->root_key is a copy, as are the pairs of a COMMIT. A logged
  * operation runs on a copy of its keys, too: the client may change them at any moment, and the log
  * must hold those that were used. */
-void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op);
+static inline void kvt_entry_keys(struct kvt_core *core, struct kvt_op_context *op)
+{
+	const struct kvt_sqe *sqe = op->sqe;
+	uint32_t root_key[2];
+
+	op->keys = NULL;
+	op->root_key = 0;
+	op->n_sides = 0;
+	if (sqe->flags & KVT_F_SIDES)
+		kvt_entry_sides(core, op);
+	if (!kvt_entry_areas_ok(core, op) || sqe->n_keys > core->config.max_op_keys)
+		return;
+	op->keys = op->view->keys + sqe->keys_offset + kvt_entry_front(op);
+	if (kvt_root_key_words(sqe->flags)) {
+		kvt_racy_copy(root_key, op->view->keys + sqe->keys_offset, 2);
+		op->root_key = (uint64_t)root_key[1] << 32 | root_key[0];
+	}
+	if (!core->hooks.record)
+		return;
+	kvt_racy_copy(core->log_keys, op->keys, sqe->n_keys);
+	op->keys = core->log_keys;
+}
 
 #endif

@@ -77,19 +77,14 @@ static uint32_t nodes_at_most(const struct kvt_core *core, const struct kvt_need
 	       (extents < need->new_pages ? (uint32_t)extents : need->new_pages);
 }
 
-/** Slots that the pages to be evicted give at least: side pages have none. */
-static uint32_t slots_of_victims(const struct kvt_core *core, const struct kvt_need *need)
-{
-	uint64_t sides = core->count->side_pages;
-
-	return sides < need->evict_pages ? need->evict_pages - (uint32_t)sides : 0;
-}
-
 int kvt_need_nodes(struct kvt_core *core, uint32_t path_node, struct kvt_need *need)
 {
 	/* Announced slots have private pages behind them, so slots are enough - unless, for want of
-	 * nodes, a reader locked a whole edge whose announced tail no lease computes any more. */
-	if (need->new_pages > core->slots.free_slots + slots_of_victims(core, need))
+	 * nodes, a reader locked a whole edge whose announced tail no lease computes any more.
+	 * Victims may all be side pages, which give no slot. */
+	if (need->new_pages > core->slots.free_slots &&
+	    need->new_pages - core->slots.free_slots + core->count->side_pages >
+		    need->evict_pages)
 		return -ENOSPC;
 	if (core->free_nodes.count >= nodes_wanted(need))
 		return 0;

@@ -425,7 +425,7 @@ int kvt_lock_quota(struct kvt_core *core, struct kvt_op_context *op, uint32_t no
 {
 	uint64_t most = within_reserve(core, op->session, room(core, 0));
 
-	if ((core->n_sides == 0 && pages <= most) ||
+	if (pages + core->count->side_pages <= most ||
 	    kvt_path_evictable(core, node, pages) <= most)
 		return 0;
 	return kvt_refuse(op, -EDQUOT, KVT_REASON_SHARE,
@@ -479,22 +479,19 @@ struct begin_plan {
 	struct kvt_need need;
 };
 
-/** Words of a BEGIN's list behind its table: where pages have sides, that of shared positions and
- * the side pages. */
-static uint32_t sides_words(const struct kvt_core *core, uint32_t reuse)
+/** Reuse what is usable where pages have sides. Behind the table, the answer's list has the word of
+ * shared positions and the side pages. */
+static void plan_sides(struct kvt_core *core, struct begin_plan *plan)
 {
-	uint32_t words = core->n_sides > 0;
-
+	plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
+	plan->words++;
 	for (uint32_t kind = 0; kind < core->n_sides; kind++)
-		words += kvt_min(core->config.side_pages[kind], reuse);
-	return words;
+		plan->words += kvt_min(core->config.side_pages[kind], plan->reuse);
 }
 
 /** Write the side pages behind which a lease continues, by kind, each kind in path order. */
 static void write_sides(const struct kvt_core *core, uint32_t node, uint32_t reuse, uint32_t *list)
 {
-	if (core->n_sides == 0)
-		return;
 	kvt_path_pages(core, node, reuse, core->path_list);
 	for (uint32_t kind = 0; kind < core->n_sides; kind++)
 		for (uint32_t n = kvt_min(core->config.side_pages[kind], reuse); n > 0; n--)
@@ -525,8 +522,9 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
 	if (plan->reuse * core->ps == plan->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
-	plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
-	plan->words = plan->table + sides_words(core, plan->reuse);
+	plan->words = plan->table;
+	if (core->n_sides > 0)
+		plan_sides(core, plan);
 	plan->fresh = plan->whole - plan->walk.walked;
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
 	if (too_large)
@@ -609,7 +607,8 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 					    core->sessions[op->session].sealer);
 	if (sqe->list_capacity > plan.table)
 		list[plan.table] = shared;
-	write_sides(core, node, plan.reuse, list + plan.table + 1);
+	if (core->n_sides > 0)
+		write_sides(core, node, plan.reuse, list + plan.table + 1);
 
 	core->count->input_positions += plan.n_keys;
 	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
@@ -636,6 +635,8 @@ struct commit_plan {
 	struct kvt_lease_record *lease;
 	uint32_t id;
 	uint32_t computed;
+	uint32_t whole;   /* pages computed */
+	uint32_t limit;   /* pages up to which it looks on, over those that others sealed */
 	uint32_t n_keys;  /* generated ones */
 	uint32_t tail;    /* keys of the lease's tail, in front of them */
 	uint32_t pages;   /* whole pages to announce */
@@ -721,10 +722,17 @@ static int check_table(struct kvt_op_context *op, const struct kvt_lease_record 
 	return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, table);
 }
 
+/** True if a COMMIT goes on over pages that others sealed. A window or a state cannot jump. */
+static bool looks_on(const struct kvt_core *core, const struct kvt_lease_record *lease)
+{
+	return core->n_sides == 0 && !(lease->flags & KVT_LEASE_FORCE_MISS);
+}
+
 static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct commit_plan *plan)
 {
 	const struct kvt_lease_record *lease = plan->lease;
 	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
+	uint32_t known;
 	int error;
 
 	if (plan->computed > table)
@@ -732,33 +740,29 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	/* Keys have no place beyond the table. The last token sampled has no KV yet, either. */
 	if (plan->n_keys > table - lease->known)
 		plan->n_keys = (uint32_t)(table - lease->known);
-	if (plan->computed > lease->known + plan->n_keys)
+	known = lease->known + plan->n_keys;
+	if (plan->computed > known)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
+	plan->whole = plan->computed / core->ps;
+	/* Look-on leaves at least one known position to compute. */
+	if (known > 0 && looks_on(core, lease))
+		plan->limit = (known - 1) / core->ps;
 	error = check_attached(core, op, lease);
 	if (!error && op->sqe->op == KVT_OP_COMMIT)
 		error = check_table(op, lease);
 	if (!error && op->sqe->flags & KVT_F_SIDES)
-		error = kvt_attach_check(core, op, lease, plan->computed / core->ps);
+		error = kvt_attach_check(core, op, lease, plan->whole);
 	if (error)
 		return error;
 	return plan_growth(core, op, plan);
-}
-
-/** True if a COMMIT goes on over pages that others sealed. A window or a state cannot jump. */
-static bool looks_on(const struct kvt_core *core, const struct kvt_lease_record *lease)
-{
-	return core->n_sides == 0 && !(lease->flags & KVT_LEASE_FORCE_MISS);
 }
 
 /** Save the lease, and all pages that it can lose. */
 static void save_lease(struct kvt_core *core, const struct commit_plan *plan)
 {
 	const struct kvt_lease_record *lease = plan->lease;
-	uint32_t known = (lease->known + plan->n_keys) / core->ps;
-	uint32_t most = plan->computed / core->ps;
+	uint32_t most = plan->whole > plan->limit ? plan->whole : plan->limit;
 
-	if (most < known && looks_on(core, lease))
-		most = known;
 	kvt_save_lease(core, plan->id);
 	if (plan->n_keys > 0 && plan->tail > 0)
 		kvt_save(core, core->tails + (size_t)plan->id * core->ps,
@@ -816,11 +820,6 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 			struct kvt_cqe *cqe)
 {
 	struct kvt_lease_record *lease = plan->lease;
-	uint32_t whole = plan->computed / core->ps;
-	/* Look-on leaves at least one known position to compute. */
-	uint32_t limit = looks_on(core, lease) && lease->known > 0 ?
-				 (lease->known - 1) / core->ps :
-				 0;
 
 	while (lease->node != KVT_NONE && lease->done < lease->path_pages) {
 		uint32_t id = kvt_path_node(core, lease->node, lease->done);
@@ -829,10 +828,10 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 
 		while (lease->done < end) {
 			if (lease->done < node->start + node->sealed &&
-			    (lease->done < whole || lease->done < limit)) {
+			    (lease->done < plan->whole || lease->done < plan->limit)) {
 				displace(core, lease, keep);
 				cqe->commit.duplicates++;
-			} else if (lease->done < whole) {
+			} else if (lease->done < plan->whole) {
 				kvt_node_seal(core, id, pop_page(core, lease));
 				lease->done++;
 				cqe->commit.sealed++;

@@ -57,13 +57,11 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	struct kvt_walk walk;
-	uint32_t usable;
 	int error;
 
 	error = kvt_walk_entry(core, op, sqe->n_keys / core->ps, &walk);
 	if (error)
 		return error;
-	usable = kvt_walk_usable(core, walk.match_node, walk.matched);
 	if (sqe->flags & KVT_F_LOCK) {
 		error = kvt_lease_quota(core, op);
 		if (!error)
@@ -82,7 +80,8 @@ static int op_match(struct kvt_core *core, struct kvt_op_context *op)
 	}
 	op->cqe->match.matched = walk.matched * core->ps;
 	op->cqe->match.announced = (walk.walked - walk.matched) * core->ps;
-	op->cqe->match.usable = usable * core->ps;
+	op->cqe->match.usable =
+		kvt_walk_usable(core, walk.match_node, walk.matched) * core->ps;
 	return 0;
 }
 

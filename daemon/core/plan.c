@@ -402,6 +402,9 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	core->config = filled;
 	core->ps = filled.page_size;
 	core->n_sides = filled.n_sides;
+	for (uint32_t kind = 0; kind < filled.n_sides; kind++)
+		if (filled.side_pages[kind] > core->side_most)
+			core->side_most = filled.side_pages[kind];
 	if (hooks)
 		core->hooks = *hooks;
 	core->now_ns = now_ns;

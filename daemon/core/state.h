@@ -193,6 +193,7 @@ struct kvt_core {
 	uint32_t *sides;    /* [page][n_sides]: side pages of a cached page of a node, 0 = none */
 	uint32_t *sides_in; /* [node]: side pages of its pages */
 	uint32_t *side_top; /* [node]: no page of its run from this one of the path on has any */
+	uint32_t side_most; /* the largest of config.side_pages */
 
 	/* Large and seldom read: last, so that what each operation reads is together in front. */
 	struct kvt_core_config config;

@@ -197,13 +197,10 @@ static bool lacks_side(const struct kvt_core *core, uint32_t page, uint32_t at, 
 
 uint32_t kvt_walk_search(struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t floor)
 {
-	uint32_t end = pages, at = pages, most = 0;
+	uint32_t end = pages, at = pages;
 
-	for (uint32_t kind = 0; kind < core->n_sides; kind++)
-		if (core->config.side_pages[kind] > most)
-			most = core->config.side_pages[kind];
 	/* Downwards: a page that lacks a side is the end of the next candidate. */
-	while (at > 0 && end > floor && end - at < most) {
+	while (at > 0 && end > floor && end - at < core->side_most) {
 		const struct kvt_node *holder;
 		uint32_t page;
 
