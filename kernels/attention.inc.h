@@ -5,7 +5,7 @@
  *
  *   vf, VW                     a vector of VW floats
  *   element, STEP              the products' factors: a step takes STEP elements of each side
- *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: rows, and vectors in each
+ *   GEMM_ROWS, GEMM_VECTORS    accumulators of the inner kernel: 4 or 6 rows, 2 or 4 vectors each
  *   GEMM_UNROLL                a pragma for its loop, or nothing
  *   TILE                       rows whose scores are held at a time
  *   BLOCK                      positions whose scores are held at a time, a divisor of the unit

@@ -60,6 +60,23 @@ INLINE void gemm_body(const struct gemm *gemm, const uint32_t n_rows, const uint
 			v_store(gemm->c + r * gemm->c_stride + v * VW, c[r][v]);
 }
 
+/* Each size of the inner kernel: instance(rows, vectors). */
+#if GEMM_VECTORS == 4
+#define GEMM_CASES_OF(instance, rows)                                                              \
+	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
+#else
+#define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
+#endif
+#define GEMM_CASES_4(instance)                                                                     \
+	GEMM_CASES_OF(instance, 1)                                                                 \
+	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)
+#if GEMM_ROWS == 6
+#define GEMM_CASES(instance)                                                                       \
+	GEMM_CASES_4(instance) GEMM_CASES_OF(instance, 5) GEMM_CASES_OF(instance, 6)
+#else
+#define GEMM_CASES(instance) GEMM_CASES_4(instance)
+#endif
+
 #define GEMM_CASE(rows, vectors)                                                                   \
 	static void gemm_##rows##_##vectors(const struct gemm *gemm)                               \
 	{                                                                                          \

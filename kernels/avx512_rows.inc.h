@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of pages for both AVX-512 paths: transpose, fetch, store. */
+/* Rows of pages for both AVX-512 paths: transpose, store. */
+
+#include "avx_fetch.inc.h"
 
 /* Transpose sixteen rows of sixteen 32-bit elements. */
 static inline __attribute__((always_inline)) void transpose_16(__m512i *rows)
@@ -90,37 +92,6 @@ words_load_8(const char *strip, size_t stride, words *ret_words)
 	UNROLL_FOR (i, 4) {
 		ret_words[i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x88);
 		ret_words[4 + i] = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xdd);
-	}
-}
-
-/* Prefetch row by row, in memory's order: the next rows into L1, those of a block later into L2. */
-static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
-			      uint32_t bytes)
-{
-	for (uint32_t i = first; i < first + n; i++) {
-		const char *row = rows->at[i];
-
-		for (uint32_t j = 0; j < bytes; j += 256) {
-			_mm_prefetch(row + j, _MM_HINT_T0);
-			_mm_prefetch(row + j + 64, _MM_HINT_T0);
-			_mm_prefetch(row + j + 128, _MM_HINT_T0);
-			_mm_prefetch(row + j + 192, _MM_HINT_T0);
-		}
-	}
-}
-
-static inline void ahead_fetch(const struct kvt_rows *ahead, uint32_t first, uint32_t n,
-			       uint32_t bytes)
-{
-	for (uint32_t i = first; ahead->n && i < first + n; i++) {
-		const char *row = ahead->at[i];
-
-		for (uint32_t j = 0; j < bytes; j += 256) {
-			_mm_prefetch(row + j, _MM_HINT_T1);
-			_mm_prefetch(row + j + 64, _MM_HINT_T1);
-			_mm_prefetch(row + j + 128, _MM_HINT_T1);
-			_mm_prefetch(row + j + 192, _MM_HINT_T1);
-		}
 	}
 }
 

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "avx_fetch.inc.h"
 #include "convert.h"
 #include "internal.h"
 
@@ -16,13 +17,6 @@
 #define GEMM_UNROLL _Pragma("GCC unroll 2")
 #define TILE 24
 #define BLOCK 128
-
-#define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
-#define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2)                                                                 \
-	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
-		GEMM_CASES_OF(instance, 6)
 
 /* Few rows: few.inc.h. More words at a time do not fit into registers. */
 #define FEW_STRIPS 8
@@ -181,37 +175,6 @@ static inline __attribute__((always_inline)) void v_transpose(vf *rows)
 	UNROLL_FOR (i, 4) {
 		rows[i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
 		rows[4 + i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
-	}
-}
-
-/* Prefetch row by row, in memory's order: the next rows into L1, those of a block later into L2. */
-static inline void rows_fetch(const struct kvt_rows *rows, uint32_t first, uint32_t n,
-			      uint32_t bytes)
-{
-	for (uint32_t i = first; i < first + n; i++) {
-		const char *row = rows->at[i];
-
-		for (uint32_t j = 0; j < bytes; j += 256) {
-			_mm_prefetch(row + j, _MM_HINT_T0);
-			_mm_prefetch(row + j + 64, _MM_HINT_T0);
-			_mm_prefetch(row + j + 128, _MM_HINT_T0);
-			_mm_prefetch(row + j + 192, _MM_HINT_T0);
-		}
-	}
-}
-
-static inline void ahead_fetch(const struct kvt_rows *ahead, uint32_t first, uint32_t n,
-			       uint32_t bytes)
-{
-	for (uint32_t i = first; ahead->n && i < first + n; i++) {
-		const char *row = ahead->at[i];
-
-		for (uint32_t j = 0; j < bytes; j += 256) {
-			_mm_prefetch(row + j, _MM_HINT_T1);
-			_mm_prefetch(row + j + 64, _MM_HINT_T1);
-			_mm_prefetch(row + j + 128, _MM_HINT_T1);
-			_mm_prefetch(row + j + 192, _MM_HINT_T1);
-		}
 	}
 }
 

@@ -13,14 +13,6 @@
 #define TILE 24
 #define BLOCK 256
 
-#define GEMM_CASES_OF(instance, rows)                                                              \
-	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
-#define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2)                                                                 \
-	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
-		GEMM_CASES_OF(instance, 6)
-
 /*
  * Convert fp8: as bits of fp16 it is 2^8 too small, which a multiplication corrects exactly. As
  * bits of a float a number below 2^-6 would be denormal, and its product a microcode assist.

@@ -17,14 +17,6 @@
 #define TILE 24
 #define BLOCK 256
 
-#define GEMM_CASES_OF(instance, rows)                                                              \
-	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
-#define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2)                                                                 \
-	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
-		GEMM_CASES_OF(instance, 6)
-
 typedef uint16_t element;
 typedef __m512i vb;
 

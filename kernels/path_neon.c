@@ -9,14 +9,6 @@
 #define TILE 24
 #define BLOCK 128
 
-#define GEMM_CASES_OF(instance, rows)                                                              \
-	instance(rows, 1) instance(rows, 2) instance(rows, 3) instance(rows, 4)
-#define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2)                                                                 \
-	GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4) GEMM_CASES_OF(instance, 5)           \
-		GEMM_CASES_OF(instance, 6)
-
 /* Few rows: few.inc.h */
 #define FEW_STRIPS 16
 #define FEW_WORDS 4

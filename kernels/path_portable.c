@@ -18,11 +18,6 @@
 #define TILE 16
 #define BLOCK 128
 
-#define GEMM_CASES_OF(instance, rows) instance(rows, 1) instance(rows, 2)
-#define GEMM_CASES(instance)                                                                       \
-	GEMM_CASES_OF(instance, 1)                                                                 \
-	GEMM_CASES_OF(instance, 2) GEMM_CASES_OF(instance, 3) GEMM_CASES_OF(instance, 4)
-
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 
