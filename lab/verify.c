@@ -13,7 +13,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"
@@ -40,33 +39,6 @@ struct verify {
 static int path_keys(void *context, uint32_t node, uint32_t positions, uint32_t *ret_keys)
 {
 	return kvt_oracle_path_keys(context, node, positions, ret_keys);
-}
-
-static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
-{
-	struct kvt_oracle_config config = {
-		.page_size = c->page_size,
-		.n_pages = c->n_pages,
-		.max_nodes = c->max_nodes,
-		.max_namespaces = c->max_namespaces,
-		.max_sessions = c->max_sessions,
-		.n_leases = c->n_leases,
-		.max_leases = c->max_leases,
-		.max_private_pages = c->max_private_pages,
-		.soft_private = c->soft_private,
-		.uid_sessions = c->uid_sessions,
-		.max_opened = c->max_opened,
-		.reserve_pages = c->reserve_pages,
-		.policy = c->policy,
-		.slru_threshold = c->slru_threshold,
-		.disabled = c->disabled,
-		.coalesce_threshold = c->coalesce_threshold,
-		.patience_ns = c->patience_ns,
-		.n_sides = c->n_sides,
-	};
-
-	memcpy(config.side_pages, c->side_pages, sizeof(config.side_pages));
-	return kvt_oracle_create(&config);
 }
 
 static int replay(struct verify *v)
@@ -201,7 +173,7 @@ int kvt_verify_main(int argc, char **argv)
 		fprintf(stderr, "kvtlab verify: %s\n", v.why);
 		return 2;
 	}
-	v.oracle = make_oracle(&v.config);
+	v.oracle = kvt_oracle_create(&v.config);
 	if (!v.oracle) {
 		fprintf(stderr, "kvtlab verify: not enough memory for a model of %u pages\n",
 			v.config.n_pages);

@@ -169,7 +169,7 @@ struct model_run {
 };
 
 struct kvt_oracle {
-	struct kvt_oracle_config config;
+	struct kvt_core_config config;
 	uint64_t seq, clock, epoch, stamp, lease_order, session_numbers;
 	uint64_t n_adopted; /* daemons that ended and had a successor */
 	bool draining;

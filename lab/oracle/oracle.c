@@ -21,7 +21,7 @@
 
 static bool allocate(struct kvt_oracle *o)
 {
-	const struct kvt_oracle_config *c = &o->config;
+	const struct kvt_core_config *c = &o->config;
 
 	o->nodes = calloc(c->max_nodes, sizeof(*o->nodes));
 	o->live = calloc(c->max_nodes, sizeof(*o->live));
@@ -44,7 +44,7 @@ static bool allocate(struct kvt_oracle *o)
 	return true;
 }
 
-struct kvt_oracle *kvt_oracle_create(const struct kvt_oracle_config *config)
+struct kvt_oracle *kvt_oracle_create(const struct kvt_core_config *config)
 {
 	struct kvt_oracle *o = calloc(1, sizeof(*o));
 

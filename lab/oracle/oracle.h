@@ -15,31 +15,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/core/config.h"
 #include "daemon/core/record.h"
 
 struct kvt_oracle;
 
-struct kvt_oracle_config {
-	uint32_t page_size;
-	uint32_t n_pages;
-	uint32_t max_nodes;
-	uint32_t max_namespaces;
-	uint32_t max_sessions;
-	uint32_t n_leases;
-	uint32_t max_leases;
-	uint32_t max_private_pages;
-	bool soft_private; /* the latter is a share of the pool */
-	uint32_t reserve_pages, uid_sessions, max_opened;
-	uint32_t policy;
-	uint32_t slru_threshold;
-	uint32_t n_sides, side_pages[KVT_MAX_SIDES];
-	bool disabled;
-	uint32_t coalesce_threshold;
-	uint64_t patience_ns;
-};
-
-/** NULL when out of memory. */
-struct kvt_oracle *kvt_oracle_create(const struct kvt_oracle_config *config);
+/** A model of a core with these limits, defaults filled in. NULL when out of memory. */
+struct kvt_oracle *kvt_oracle_create(const struct kvt_core_config *config);
 void kvt_oracle_destroy(struct kvt_oracle *oracle);
 
 /** Apply one record. 0: agrees. -EBADMSG: `why` says what was expected and what the record says;

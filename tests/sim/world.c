@@ -136,33 +136,6 @@ static void choose_config(struct sim *sim)
 	sim->gentle = sim_chance(sim, 500);
 }
 
-static struct kvt_oracle *make_oracle(const struct kvt_core_config *c)
-{
-	struct kvt_oracle_config config = {
-		.page_size = c->page_size,
-		.n_pages = c->n_pages,
-		.max_nodes = c->max_nodes,
-		.max_namespaces = c->max_namespaces,
-		.max_sessions = c->max_sessions,
-		.n_leases = c->n_leases,
-		.max_leases = c->max_leases,
-		.max_private_pages = c->max_private_pages,
-		.soft_private = c->soft_private,
-		.uid_sessions = c->uid_sessions,
-		.max_opened = c->max_opened,
-		.reserve_pages = c->reserve_pages,
-		.policy = c->policy,
-		.slru_threshold = c->slru_threshold,
-		.disabled = c->disabled,
-		.coalesce_threshold = c->coalesce_threshold,
-		.patience_ns = c->patience_ns,
-		.n_sides = c->n_sides,
-	};
-
-	memcpy(config.side_pages, c->side_pages, sizeof(config.side_pages));
-	return kvt_oracle_create(&config);
-}
-
 bool sim_create(struct sim *sim)
 {
 	struct kvt_core_hooks hooks = { sim_on_complete, sim_on_record, sim };
@@ -188,7 +161,7 @@ bool sim_create(struct sim *sim)
 	if (error)
 		return sim_fail(sim, "init: %d", error);
 	kvt_core_publish(sim->core, KVT_ARENA_READY);
-	sim->oracle = make_oracle(&sim->config);
+	sim->oracle = kvt_oracle_create(&sim->config);
 	if (!sim->oracle)
 		return sim_fail(sim, "out of memory");
 	sim->coverage->policy[sim->config.policy]++;

@@ -20,7 +20,7 @@
 struct story {
 	struct kvt_core *core;
 	void *memory[3];
-	struct kvt_oracle_config config;
+	struct kvt_core_config config;
 	uint32_t session, other, space;
 	uint32_t keys[AREA], list[AREA];
 	struct kvt_fence_word fences[KVT_FENCE_WORDS];
@@ -77,12 +77,7 @@ static struct story *story_new(uint32_t policy)
 	s->memory[2] = zeroed(sizes.scratch_bytes);
 	assert_int_equal(kvt_core_init(&s->core, &config, s->memory[0], s->memory[1],
 				       s->memory[2], &hooks, 1), 0);
-	s->config = (struct kvt_oracle_config){
-		.page_size = config.page_size, .n_pages = config.n_pages,
-		.max_nodes = config.max_nodes, .max_namespaces = config.max_namespaces,
-		.max_sessions = config.max_sessions, .n_leases = config.n_leases,
-		.policy = config.policy, .slru_threshold = config.slru_threshold,
-	};
+	s->config = config;
 	assert_int_equal(kvt_core_session_open(s->core, &peer, &view, 1, &s->session), 0);
 	peer.privileged = false;
 	assert_int_equal(kvt_core_session_open(s->core, &peer, &view, 1, &s->other), 0);
