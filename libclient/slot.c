@@ -28,14 +28,21 @@ uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list)
 	return number;
 }
 
-uint32_t kvt_slot_take(struct kvt_client *client)
+uint32_t kvt_slot_take(struct kvt_client *client, uint32_t key_words, uint32_t list_words)
 {
 	uint32_t number = client->free_slot;
+	struct kvt_slot *slot = &client->slots[number];
 
 	KVT_ASSERT(number > 0 && client->n_free > 0);
-	client->free_slot = client->slots[number].next;
+	if (KVT_UNLIKELY(!kvt_area_take(&client->keys, key_words, &slot->keys)))
+		return 0;
+	if (KVT_UNLIKELY(!kvt_area_take(&client->list, list_words, &slot->list))) {
+		kvt_area_give(&client->keys, slot->keys);
+		return 0;
+	}
+	client->free_slot = slot->next;
 	client->n_free--;
-	client->slots[number].twin = 0;
+	slot->twin = 0;
 	return number;
 }
 

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "libclient/area.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/pool.h"
@@ -208,7 +207,7 @@ static void take_twin(struct kvt_client *client, struct kvt_slot *slot,
 {
 	struct kvt_slot *twin;
 
-	slot->twin = kvt_slot_take(client);
+	slot->twin = kvt_slot_take(client, 0, 0);
 	twin = &client->slots[slot->twin];
 	twin->state = KVT_SLOT_SPARE;
 	twin->op = (uint8_t)request->op;
@@ -306,18 +305,15 @@ static uint64_t key_words(const struct words *words)
 static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *request,
 			  const struct words *words, enum kvt_slot_state state)
 {
-	uint32_t number = client->free_slot;
-	struct kvt_slot *slot = &client->slots[number];
+	struct kvt_slot *slot;
+	uint32_t number;
 
 	if (KVT_UNLIKELY(!has_room(client, request)))
 		return 0;
-	if (KVT_UNLIKELY(!kvt_area_take(&client->keys, (uint32_t)key_words(words), &slot->keys)))
+	number = kvt_slot_take(client, (uint32_t)key_words(words), (uint32_t)words->list);
+	if (KVT_UNLIKELY(number == 0))
 		return 0;
-	if (KVT_UNLIKELY(!kvt_area_take(&client->list, (uint32_t)words->list, &slot->list))) {
-		kvt_area_give(&client->keys, slot->keys);
-		return 0;
-	}
-	kvt_slot_take(client);
+	slot = &client->slots[number];
 	if (two_answers(request))
 		take_twin(client, slot, request);
 	client->n_flying++;
