@@ -498,6 +498,24 @@ static void write_sides(const struct kvt_core *core, uint32_t node, uint32_t reu
 			*list++ = kvt_sides_of(core, core->path_list[reuse - n])[kind];
 }
 
+/** Count the pages to evict for a BEGIN that lacks room which its own match has: side pages, and
+ * main pages that it cannot reuse. All else goes first. 0: without its match it would be refused,
+ * too. */
+static uint32_t evict_first(const struct kvt_core *core, const struct kvt_op_context *op,
+			    const struct begin_plan *plan)
+{
+	uint32_t path = (uint32_t)plan->need.path_pages, gives;
+	uint64_t limit;
+
+	if (core->n_sides == 0 || plan->table > room(core, 0) ||
+	    beyond_quota(core, op->session, plan->table, 0, &limit))
+		return 0;
+	gives = kvt_min(op->cqe->refused.needed - op->cqe->refused.number, path);
+	if (beyond_quota(core, op->session, plan->table, path - gives, &limit))
+		gives = path;
+	return (uint32_t)core->count->evictable_pages - path + gives;
+}
+
 static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
@@ -542,6 +560,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->need.spare)
 		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
+	if (error)
+		core->evict_first = evict_first(core, op, plan);
 	if (error)
 		return error;
 	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))

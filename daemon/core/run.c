@@ -73,6 +73,20 @@ void kvt_expire_due(struct kvt_core *core, uint32_t limit)
 
 /* ---- one operation */
 
+/** Evict n pages, or all that can be, as an effect of its own. `inside`: of a BEGIN. */
+static void evict(struct kvt_core *core, uint32_t n, bool inside)
+{
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	if (n > core->count->evictable_pages)
+		n = (uint32_t)core->count->evictable_pages;
+	kvt_evict_pages(core, n);
+	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n };
+	core->record.cqe = (struct kvt_cqe){ .evict.evicted = core->n_out };
+	kvt_record_emit(core, KVT_REC_ADMIN, 0, inside);
+	kvt_mutation_end(core);
+}
+
 /** Answer an operation, and emit its record. `token`: seq of its DEFER record, or 0. */
 static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, uint64_t token)
 {
@@ -153,6 +167,15 @@ static bool poll_inside(struct kvt_core *core)
 	return ran > 0;
 }
 
+/** Evict inside the bracket of a BEGIN that has changed nothing, and runs again. */
+static void evict_inside(struct kvt_core *core, uint32_t n)
+{
+	kvt_mutation_end(core);
+	evict(core, n, true);
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+}
+
 /** True if raised fences may give an operation what it was refused for: never more than the pool
  * has. Only an entry on its way in: polling changes the queues of those that wait. */
 static bool wants_pages(const struct kvt_op_context *op, int error)
@@ -163,21 +186,25 @@ static bool wants_pages(const struct kvt_op_context *op, int error)
 		op->sqe->op == KVT_OP_BEGIN);
 }
 
-/** Run an operation, and again after each expired node that it meets, and once more if it found no
- * pages and raised fences gave some back. Expiry and what waited are separate effects: the
- * operation has changed nothing so far. */
+/** Run an operation, and again after each expired node that it meets, once more if it found no
+ * pages and raised fences gave some back, and while its own match is in its way. Expiry, what
+ * waited and eviction are separate effects: the operation has changed nothing so far. */
 static int run_op(struct kvt_core *core, struct kvt_op_context *op)
 {
 	bool polled = false;
 	int error;
 
 	for (;;) {
+		core->evict_first = 0;
 		error = kvt_op_run(core, op);
 		if (error == KVT_EXPIRED) {
 			expire_inside(core, core->expired);
 		} else if (!polled && wants_pages(op, error) && poll_inside(core)) {
 			*op->cqe = (struct kvt_cqe){ 0 };
 			polled = true;
+		} else if (error && core->evict_first > 0) {
+			*op->cqe = (struct kvt_cqe){ .flags = op->cqe->flags };
+			evict_inside(core, core->evict_first);
 		} else {
 			return error;
 		}
@@ -462,15 +489,7 @@ uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
 {
 	core->now_ns = now_ns;
 	wake(core);
-	kvt_record_start(core);
-	kvt_mutation_begin(core);
-	if (n > core->count->evictable_pages)
-		n = (uint32_t)core->count->evictable_pages;
-	kvt_evict_pages(core, n);
-	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n };
-	core->record.cqe = (struct kvt_cqe){ .evict.evicted = core->n_out };
-	kvt_record_emit(core, KVT_REC_ADMIN, 0, 0);
-	kvt_mutation_end(core);
+	evict(core, n, false);
 	return core->n_out;
 }
 

@@ -190,7 +190,7 @@ struct kvt_oracle {
 	uint32_t n_sessions, n_namespaces; /* in use */
 	struct model_pending *pending;
 	uint32_t n_pending, pending_room;
-	bool expired;      /* the record before was an EXPIRE */
+	bool expired;      /* the record before was an EXPIRE, or an EVICT for a BEGIN */
 	uint32_t canceled; /* this session had a BEGIN canceled: its CLOSE must follow */
 	struct kvt_counters counters; /* the monotonic ones; the others are recounted */
 	struct model_run run;

@@ -155,10 +155,12 @@ int wait_check_order(struct kvt_oracle *o)
 	const struct model_pending *p = find_waiter(o, record->value);
 	bool lenient = o->expired;
 
-	switch (record->kind) {
-	case KVT_REC_EXPIRE: /* may fall inside an operation that has begun its walk */
+	/* These may fall inside an operation that has begun its walk. */
+	if (record->kind == KVT_REC_EXPIRE || (record->kind == KVT_REC_ADMIN && record->value)) {
 		o->expired = true;
 		return 0;
+	}
+	switch (record->kind) {
 	case KVT_REC_SIGN:
 	case KVT_REC_SESSION:
 	case KVT_REC_NAMESPACE:

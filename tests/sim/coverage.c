@@ -76,6 +76,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_SIDE_DROPPED] = "side page dropped",
 	[SIM_SIDE_LATE] = "side pages with a COMMIT of nothing new",
 	[SIM_SIDE_TRIMMED] = "side pages of a victim",
+	[SIM_MATCH_GAVE] = "match that gave way to its BEGIN",
 };
 
 static const char *reason_name(uint32_t reason)

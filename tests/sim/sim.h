@@ -138,6 +138,7 @@ enum sim_rare {
 	SIM_SIDE_DROPPED,
 	SIM_SIDE_LATE,     /* COMMIT took sides and nothing else */
 	SIM_SIDE_TRIMMED,  /* a victim took side pages along */
+	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
