@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures: a step of vLLM's scheduler (schedule() and update_from_output()) with kvtrunk's manager and
-with vLLM's own, on the same requests, in turns, without a model. A second scheduler with vLLM's own
+with vLLM's own, on the same requests, in turns, without a model: for one group of blocks, and with
+groups for windows and states beside it. A second scheduler with vLLM's own
 manager is the control: how far it is from the first is what the machine's noise does.
 
     tests/engines/run vllm tests/engines/vllm/measure_step.py -s
@@ -9,12 +10,33 @@ import random
 import statistics
 import time
 
+import pytest
 from conftest import PAGE, TRANSFER, geometry
 from engine import prompt
 
 from kvtrunk import testing
 
 ROUNDS, REQUESTS, RUNNING, SYSTEM, PAGES, TOKENS = 9, 96, 16, 256, 1024, 64
+KINDS = {"Llama": (PAGE, (), 0), "gpt-oss": (PAGE, (128,), 0), "Gemma 3": (PAGE, (128,) * 5, 0),
+         "Qwen3-Next": (96, (), 3)}
+"""Page size, and groups beside the one with full attention: their windows, how many keep a state."""
+
+
+def trailing(page, windows, states):
+    """The daemon's option `sides` for them."""
+    needed = [-(-(window - 1) // page) for window in windows] + [1] * states
+    return ",".join(map(str, needed))
+
+
+def specs(page, windows, states):
+    """vLLM's of these groups."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+    return [*(SlidingWindowSpec(block_size=page, num_kv_heads=2, head_size=64, dtype=torch.float32,
+                                sliding_window=window) for window in windows),
+            *(MambaSpec(block_size=page, shapes=((2, 64),), dtypes=(torch.float32,),
+                        mamba_cache_mode="align") for _ in range(states))]
 
 
 class NoWorkers:
@@ -28,8 +50,9 @@ class Scheduler:
     """vLLM's, with a model that answers 7."""
 
     def __init__(self, folder, shared, asynchronous=False, pages=PAGES, page=PAGE, sides=(),
-                 retention=0, **options):
-        """sides: vLLM's specs of the groups beside the one with full attention."""
+                 retention=0, unit=None, **options):
+        """sides: vLLM's specs of the groups beside the one with full attention. unit: positions that
+        vLLM hashes at once, if they are less than a page."""
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
@@ -56,29 +79,31 @@ class Scheduler:
         groups = [KVCacheGroupSpec([f"layer{i}"], each) for i, each in enumerate([spec, *sides])]
         hash_of = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_of)
-        self.hasher = get_request_block_hasher(page, hash_of)
+        self.hasher = get_request_block_hasher(unit or page, hash_of)
         self.theirs = (AsyncScheduler if asynchronous else Theirs)(
             config, KVCacheConfig(pages, [], groups, kv_cache_layout="LBHNC",
                                   prefix_cache_retention_interval=retention if sides else None),
-            StructuredOutputManager(config), page, log_stats=True)
+            StructuredOutputManager(config), page, unit, log_stats=True)
+        self.reused = 0
+        """Positions that were cached when their requests began."""
         if shared:  # there is no worker to say it
             self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
 
-    def request(self, name, tokens, max_tokens=TOKENS):
+    def request(self, name, tokens, max_tokens=TOKENS, salt=None):
         """One of vLLM's."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
         wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        return Request(name, tokens, wanted, None, block_hasher=self.hasher)
+        return Request(name, tokens, wanted, None, cache_salt=salt, block_hasher=self.hasher)
 
     def run(self, asked):
         """Seconds of the steps that admitted requests, and of the others."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduler, steps = self.theirs, ([], [])
-        for name, tokens in asked:
-            scheduler.add_request(self.request(name, tokens))
+        for request in asked:
+            scheduler.add_request(self.request(*request))
         while scheduler.has_unfinished_requests():
             begin = time.perf_counter()
             step = scheduler.schedule()
@@ -88,6 +113,7 @@ class Scheduler:
                 names, {name: i for i, name in enumerate(names)},
                 [[7] if scheduler.requests[name].num_computed_tokens >=
                  scheduler.requests[name].num_prompt_tokens else [] for name in names])
+            self.reused += sum(new.num_computed_tokens for new in step.scheduled_new_reqs)
             computed = time.perf_counter()
             scheduler.update_from_output(step, output)
             spent = time.perf_counter() - computed + scheduled - begin
@@ -104,24 +130,28 @@ def requests(round_):
             for i in range(REQUESTS)]
 
 
-def test_figures(folder, monkeypatch):
-    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+@pytest.mark.parametrize("name", KINDS)
+def test_figures(name, folder, monkeypatch):
+    page, *sides = KINDS[name]
+    options = geometry(page_size=page, n_pages=PAGES, max_private_pages=PAGES,
+                       sides=trailing(page, *sides))
+    with testing.daemon(**options) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
-        schedulers = {"own": Scheduler(folder, False), "control": Scheduler(folder, False),
-                      "kvtrunk": Scheduler(folder, True)}
-        rows = {name: ([], []) for name in schedulers}
+        schedulers = {way: Scheduler(folder, way == "kvtrunk", page=page, sides=specs(page, *sides))
+                      for way in ("own", "control", "kvtrunk")}
+        rows = {way: ([], []) for way in schedulers}
         for round_ in range(ROUNDS):
             order = list(schedulers)
             random.Random(round_).shuffle(order)
-            for name in order:
-                for kind, steps in zip(rows[name], schedulers[name].run(requests(round_))):
+            for way in order:
+                for kind, steps in zip(rows[way], schedulers[way].run(requests(round_))):
                     kind.append(statistics.median(steps))
         print()
         for kind, text in enumerate(("steps with admission", "steps without")):
             own = rows["own"][kind]
-            for name in schedulers:
-                mine = rows[name][kind]
+            for way in schedulers:
+                mine = rows[way][kind]
                 ratios = sorted(a / b for a, b in zip(mine, own))
-                print(f"{text:20} {name:8} {1e6 * statistics.median(mine):6.1f} us, against own "
-                      f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+                print(f"{name:10} {text:20} {way:8} {1e6 * statistics.median(mine):6.1f} us, against "
+                      f"own {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
         schedulers["kvtrunk"].theirs.shutdown()

@@ -11,6 +11,7 @@ import dataclasses
 import random
 
 import life
+import measure_step
 import numpy as np
 import pytest
 from conftest import geometry
@@ -35,23 +36,13 @@ class Kind:
     retention: int = 0
 
     @property
-    def sides(self):
-        return [-(-(window - 1) // self.page) for window in self.windows] + [1] * self.states
+    def groups(self):
+        return self.page, self.windows, self.states
 
     def geometry(self):
         """Options of a daemon."""
         return geometry(1, 1, 16, page_size=self.page, n_pages=self.pages,
-                        max_private_pages=self.pages, sides=",".join(map(str, self.sides)))
-
-    def specs(self):
-        import torch
-        from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
-
-        return [*(SlidingWindowSpec(block_size=self.page, num_kv_heads=2, head_size=64,
-                                    dtype=torch.float32, sliding_window=window)
-                  for window in self.windows),
-                *(MambaSpec(block_size=self.page, shapes=((2, 64),), dtypes=(torch.float32,),
-                            mamba_cache_mode="align") for _ in range(self.states))]
+                        max_private_pages=self.pages, sides=measure_step.trailing(*self.groups))
 
 
 KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
@@ -144,7 +135,7 @@ class Engine(life.Engine):
     def __init__(self, folder, kind, pool, chance, asynchronous):
         super().__init__(
             folder, pool, chance, asynchronous, pages=kind.pages, page=kind.page,
-            sides=kind.specs(), retention=kind.retention, max_num_seqs=6,
+            sides=measure_step.specs(*kind.groups), retention=kind.retention, max_num_seqs=6,
             max_model_len=kind.longest * kind.page, max_num_batched_tokens=kind.budget)
         self.kind = kind
 
@@ -259,3 +250,12 @@ def test_a_pool_without_room_for_the_longest_request_is_refused(folder, monkeypa
         with pytest.raises(ValueError, match="may need 14 pages, and 35 for windows and states, but "
                                              "one session gets 47"):
             Engine(folder, kind, Pool(kind), random, False)
+
+
+def test_parts_of_blocks_are_not_reused(folder, monkeypatch):
+    kind = KINDS["states"]
+    with testing.daemon(**kind.geometry()) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        with pytest.raises(ValueError, match="start it without --prefix-match-unit"):
+            measure_step.Scheduler(folder, True, pages=kind.pages, page=kind.page, unit=16,
+                                   sides=measure_step.specs(*kind.groups))
