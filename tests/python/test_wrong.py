@@ -128,7 +128,7 @@ print(calls, failed)
 def test_random_calls_raise_or_work(shared, seed):
     ended = subprocess.run([sys.executable, "-X", "faulthandler", "-c", SCRIPT, str(seed),
                             shared.socket], capture_output=True, text=True, check=False,
-                           env={**os.environ, "KVT_LIMIT": "20"})
+                           env={**os.environ, "KVT_LIMIT": "120"})
     assert ended.returncode == 0, f"seed {seed}: {ended.stderr[-4000:]}"
     calls, failed = map(int, ended.stdout.split())
     assert calls > 300 and failed > 100
