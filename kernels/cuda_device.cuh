@@ -181,7 +181,10 @@ KVT_DEVICE float quotient(float a, float b)
 /* NaN if either is. */
 KVT_DEVICE float higher(float a, float b)
 {
-	return a > b || a != a ? a : b;
+	float y;
+
+	asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+	return y;
 }
 
 KVT_DEVICE uint32_t float_bits(float value)

@@ -71,6 +71,41 @@ KVT_DEVICE void row_sums_store(float *slot, uint32_t row, const struct row_sums 
 }
 
 /*
+ * Merge the outputs of row i of a lane's two, some at once, which are read before any is written:
+ * one wait for all. As many as leave the kernel without spills.
+ */
+template <int dim>
+KVT_DEVICE void outputs_merge(float *output, const struct unit_state<dim> *unit, int i,
+			      const struct merge_factors *factors, bool first)
+{
+	const int n_tiles = result_shape<dim>::dim_tiles;
+	const int at_once = dim > 64 && dim <= 128 ? 16 : 4;
+
+#pragma unroll
+	for (int base = 0; base < n_tiles; base += at_once) {
+		struct two before[at_once];
+
+#pragma unroll
+		for (int tile = base; tile < n_tiles && tile < base + at_once; tile++)
+			before[tile - base] = first ? two{} : *(struct two *)(output + tile * 8);
+#pragma unroll
+		for (int tile = base; tile < n_tiles && tile < base + at_once; tile++) {
+			struct two after;
+
+#pragma unroll
+			for (int j = 0; j < 2; j++) {
+				float value = unit->output[tile][2 * i + j];
+
+				if (!first)
+					value = merged(before[tile - base].x[j], value, factors);
+				after.x[j] = value;
+			}
+			*(struct two *)(output + tile * 8) = after;
+		}
+	}
+}
+
+/*
  * Merge a unit into the span's result, which is in its slot for want of registers. Rows that see
  * nothing of the unit are left alone.
  */
@@ -100,19 +135,8 @@ KVT_DEVICE void span_merge(float *slot, const struct unit_state<dim> *unit, cons
 		}
 		if (lane % 4 == 0)
 			row_sums_store(slot, row + 8 * i, &sums[i]);
-		if (limits[i] <= unit_start)
-			continue;
-#pragma unroll
-		for (int tile = 0; tile < result_shape<dim>::dim_tiles; tile++) {
-#pragma unroll
-			for (int j = 0; j < 2; j++) {
-				float value = unit->output[tile][2 * i + j];
-
-				if (!first)
-					value = merged(output[tile * 8 + j], value, &factors);
-				output[tile * 8 + j] = value;
-			}
-		}
+		if (limits[i] > unit_start)
+			outputs_merge<dim>(output, unit, i, &factors, first);
 	}
 }
 

@@ -28,17 +28,19 @@ template <int dim> KVT_DEVICE void unit_clear(struct unit_state<dim> *state)
 
 /*
  * The address that a lane gives to load four matrices of 8 x 8: of 16 rows, two chunks, an even one
- * and the next. Matrices 0 and 1 are the even chunk of rows 0-7 and 8-15, 2 and 3 the next chunk.
- * Queries, keys and values are all loaded so, and addresses share what depends on the lane.
+ * and the next. Of queries and values matrices 0 and 1 are the even chunk of rows 0-7 and 8-15, 2
+ * and 3 the next chunk. Of keys 0 and 1 are both chunks of rows 0-7, 2 and 3 those of rows 8-15:
+ * so the two words that a product takes are neighbours, as the instruction wants its registers.
  */
-template <int row_chunks>
+template <int row_chunks, bool keys>
 KVT_DEVICE const unsigned char *matrix_row(const unsigned char *rows, uint32_t chunk)
 {
 	typedef swizzle<row_chunks> layout;
 	const uint32_t lane = thread_index() % 32;
-	const uint32_t twisted = lane / 16 ^ layout::twist(lane % 8);
+	const uint32_t row = keys ? lane / 16 * 8 + lane % 8 : lane % 16;
+	const uint32_t twisted = (keys ? lane / 8 % 2 : lane / 16) ^ layout::twist(lane % 8);
 
-	return rows + (lane % 16 * row_chunks + layout::in_row(chunk, twisted)) * 16;
+	return rows + (row * row_chunks + layout::in_row(chunk, twisted)) * 16;
 }
 
 /* scores = q k^T for the warp's 16 rows and the tile's keys; they are 0 to begin with */
@@ -52,15 +54,15 @@ KVT_DEVICE void tile_scores(const unsigned char *q, const unsigned char *k, floa
 	for (int step = 0; step < dim / 16; step++) {
 		uint32_t a[4];
 
-		matrix_load(a, matrix_row<row_chunks>(rows, step * 2));
+		matrix_load(a, matrix_row<row_chunks, false>(rows, step * 2));
 #pragma unroll
 		for (int tile = 0; tile < shape<dim, kind>::key_tiles; tile += 2) {
 			uint32_t b[4];
 
-			matrix_load(b, matrix_row<row_chunks>(k + tile * 8 * row_chunks * 16,
-							      step * 2));
-			matrix_multiply<kind == KIND_BF16>(scores[tile], a, b[0], b[2]);
-			matrix_multiply<kind == KIND_BF16>(scores[tile + 1], a, b[1], b[3]);
+			matrix_load(b, matrix_row<row_chunks, true>(
+					       k + tile * 8 * row_chunks * 16, step * 2));
+			matrix_multiply<kind == KIND_BF16>(scores[tile], a, b[0], b[1]);
+			matrix_multiply<kind == KIND_BF16>(scores[tile + 1], a, b[2], b[3]);
 		}
 	}
 }
@@ -150,6 +152,8 @@ KVT_DEVICE void tile_weights(struct unit_state<dim> *state, float (*scores)[4], 
 			}
 		}
 		state->sum[i] = product_sum(state->sum[i], factor, sum);
+		if (factor == 1.0f) /* as in most tiles but the first */
+			continue;
 #pragma unroll
 		for (int tile = 0; tile < result_shape<dim>::dim_tiles; tile++) {
 			state->output[tile][2 * i] = product(state->output[tile][2 * i], factor);
@@ -179,7 +183,8 @@ KVT_DEVICE void tile_values(struct unit_state<dim> *state, float (*weights)[4],
 			uint32_t b[4];
 
 			matrix_load_transposed(
-				b, matrix_row<row_chunks>(v + step * 16 * row_chunks * 16, tile));
+				b, matrix_row<row_chunks, false>(
+					   v + step * 16 * row_chunks * 16, tile));
 			matrix_multiply<bf16>(state->output[tile], a, b[0], b[1]);
 			matrix_multiply<bf16>(state->output[tile + 1], a, b[2], b[3]);
 		}

@@ -148,17 +148,23 @@ KVT_DEVICE struct copied_chunk<dim, kind, f8> chunk_find(const struct rows_at_ha
 	const uint32_t chunks = found::copied::row_chunks;
 	const struct kvt_cuda_prefill *args = rows->args;
 	const uint32_t *pages = at<const uint32_t>(args->pages) + rows->block->first_page;
-	const uint32_t i = n * KVT_CUDA_THREADS + thread_index(), position = start + i / chunks;
+	const uint32_t i = n * KVT_CUDA_THREADS + thread_index();
+	/* Where whole rows make a round of the threads, most of it is the same in each round. */
+	const bool whole = KVT_CUDA_THREADS % chunks == 0;
+	const uint32_t row = whole ? n * (KVT_CUDA_THREADS / chunks) + thread_index() / chunks
+				   : i / chunks;
+	const uint32_t position = start + row;
+	/* A page number is read in any case: a branch would have each waited for. */
+	const uint32_t read = least(position, rows->limit_high - 1);
 	struct copied_chunk<dim, kind, f8> chunk;
 
 	chunk.there = (n + 1) * KVT_CUDA_THREADS <= found::tile_chunks || i < found::tile_chunks;
 	chunk.valid = chunk.there && position < rows->limit_high;
-	chunk.chunk = i % chunks;
-	chunk.place = f8 ? i : swizzle<chunks>::place(i / chunks, i % chunks);
-	chunk.offset = rows->block->kv_head * args->head_stride;
-	if (chunk.valid)
-		chunk.offset += pages[position >> args->page_shift] * args->page_stride +
-				(position & ((1u << args->page_shift) - 1)) * args->position_stride;
+	chunk.chunk = whole ? thread_index() % chunks : i % chunks;
+	chunk.place = f8 ? i : swizzle<chunks>::place(row, chunk.chunk);
+	chunk.offset = rows->block->kv_head * args->head_stride +
+		       pages[read >> args->page_shift] * args->page_stride +
+		       (read & ((1u << args->page_shift) - 1)) * args->position_stride;
 	return chunk;
 }
 
