@@ -7,7 +7,7 @@ further group is a kind of side pages, in vLLM's order. With one group there are
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, TypeVar
 
 from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec,
                                         MLAAttentionSpec, SlidingWindowSpec)
@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttention
 from .._native import lib
 from ._refuse import KEEP_CHUNKS, refuse
 
+Value = TypeVar("Value")
 STATES = ("MAMBA2", "GDN_ATTN")
 """Kinds of states that are shared, by vLLM's names of what computes them."""
 _ALONE = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
@@ -26,6 +27,16 @@ def main_group(groups: Sequence[Any]) -> int:
                  if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)
 
 
+def side_values(values: Sequence[Value], main: int) -> list[Value]:
+    """Of values by group, those of the kinds of side pages."""
+    return [*values[:main], *values[main + 1:]]
+
+
+def group_values(value: Value, sides: Sequence[Value], main: int) -> list[Value]:
+    """Values by group: of the main group, and of the kinds of side pages."""
+    return [*sides[:main], value, *sides[main:]]
+
+
 def trailing_pages(spec: Any) -> int:
     """How many side pages of a kind a point needs."""
     if isinstance(spec, SlidingWindowSpec):
@@ -35,8 +46,8 @@ def trailing_pages(spec: Any) -> int:
 
 def sides(groups: Sequence[Any]) -> tuple[int, ...]:
     """The daemon's option `sides` for these groups."""
-    main = main_group(groups)
-    return tuple(trailing_pages(group.kv_cache_spec) for i, group in enumerate(groups) if i != main)
+    return tuple(trailing_pages(group.kv_cache_spec)
+                 for group in side_values(groups, main_group(groups)))
 
 
 def sides_text(trailing: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from .._ring import Begun
 from .._seq import Fence
 from ._engine import Engine
-from ._groups import main_group, trailing_pages
+from ._groups import group_values, main_group, side_values, sides
 from ._refuse import refuse
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Point:
 
 
 class Sides:
-    """The side groups of an engine: vLLM's managers of them, by group."""
+    """The side groups of an engine: vLLM's managers of them, by kind."""
 
     def __init__(self, manager: KVCacheManager, engine: Engine) -> None:
         coordinator = manager.coordinator
@@ -207,13 +207,13 @@ class Sides:
         self.main = main_group(groups)
         self.page_size = engine.info.page_size
         self._coordinator = coordinator
-        self._managers = {group: each for group, each in
-                          enumerate(coordinator.single_type_managers) if group != self.main}
-        self.kinds = [trailing_pages(each.kv_cache_spec) for each in self._managers.values()]
+        self._managers = side_values(coordinator.single_type_managers, self.main)
+        self.kinds = sides(groups)
         self.pool: SidePool = manager.block_pool
         self.pool.__class__ = SidePool
-        self.pool._kvt_init(engine, {group: kind for kind, group in enumerate(self._managers)})
-        for each in self._managers.values():
+        self.pool._kvt_init(engine, {each.kv_cache_group_id: kind
+                                     for kind, each in enumerate(self._managers)})
+        for each in self._managers:
             each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
         self._check_room(manager.max_model_len, engine.info)
         self._zeroes = coordinator.single_type_managers[self.main].records_new_block_ids
@@ -224,7 +224,7 @@ class Sides:
         whole = -(-longest // self.page_size)
         # A state needs its block, and that of the step before.
         most = [min(whole, each.max_admission_blocks_per_request or 2)
-                for each in self._managers.values()]
+                for each in self._managers]
         has = min(info.max_private_pages or info.n_pages, info.n_pages - 1)
         if whole + sum(most) > has:
             refuse(f"a request of --max-model-len {longest} may need {whole} pages, and "
@@ -232,11 +232,9 @@ class Sides:
                    "--max-num-batched-tokens, to less, or give the daemon more n_pages or "
                    "max_private_pages")
 
-    def groups(self, main: Sequence[Any], sides: Iterable[Sequence[Any]]) -> Blocks:
+    def groups(self, main: Sequence[Any], kinds: Sequence[Sequence[Any]]) -> Blocks:
         """In the order of vLLM's groups."""
-        found = list(sides)
-        found.insert(self.main, main)
-        return tuple(found)
+        return tuple(group_values(main, kinds, self.main))
 
     def found(self, main: Sequence[Any], point: Point) -> Blocks:
         """What a request reuses. Of a side group that is only the end."""
@@ -253,16 +251,16 @@ class Sides:
 
     def skip(self, name: str, processed: int) -> None:
         """Free what lies before the windows of positions that are not processed yet."""
-        for each in self._managers.values():
+        for each in self._managers:
             each.remove_skipped_blocks(name, processed)
 
     def _needed(self, request: Any, tokens: int, found: Blocks, computed: int, whole: bool) -> int:
         end = max(request.num_prompt_tokens, request.num_tokens - 1)
         return sum(each.get_num_blocks_to_allocate(
-            request.request_id, tokens, found[group], computed, computed, tokens,
+            request.request_id, tokens, blocks, computed, computed, tokens,
             apply_admission_cap=whole,
             prefill_end=end if self._coordinator.retention_interval == 0 else 0)
-            for group, each in self._managers.items())
+            for each, blocks in zip(self._managers, side_values(found, self.main)))
 
     def fits(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
         """Whether the pool has room for the whole request."""
@@ -279,37 +277,37 @@ class Sides:
         main group; private: those of them that are private pages."""
         name = request.request_id
         if any(found):
-            for group, each in self._managers.items():
-                each.add_local_computed_blocks(name, found[group], computed, 0)
+            for each, blocks in zip(self._managers, side_values(found, self.main)):
+                each.add_local_computed_blocks(name, blocks, computed, 0)
         if self._zeroes:
             self._to_zero.setdefault(name, []).extend(private)
         return self.groups(main, [each.allocate_new_blocks(name, tokens, tokens)
-                                  for each in self._managers.values()])
+                                  for each in self._managers])
 
     def cache(self, request: Any, tokens: int) -> None:
         """Note what is worth publishing of the first computed positions."""
         boundaries = replay_boundaries(request.num_prompt_tokens, self.page_size, use_eagle=False)
-        for group, each in self._managers.items():
-            each.cache_blocks(request, self._coordinator.get_num_cacheable_tokens(tokens, group),
-                              retention_interval=self._coordinator.retention_interval,
-                              replay_boundaries=boundaries)
+        for each in self._managers:
+            most = self._coordinator.get_num_cacheable_tokens(tokens, each.kv_cache_group_id)
+            each.cache_blocks(request, most, replay_boundaries=boundaries,
+                              retention_interval=self._coordinator.retention_interval)
 
     def blocks(self, name: str, main: Sequence[Any]) -> Blocks:
         """All of a request."""
         return self.groups(main, [each.req_to_blocks.get(name, [])
-                                  for each in self._managers.values()])
+                                  for each in self._managers])
 
     def to_zero(self) -> list[int]:
         """Pages that got a user since the last call, and still have it."""
         new = [page for pages in self._to_zero.values() for page in pages]
         self._to_zero.clear()
-        for each in self._managers.values():
+        for each in self._managers:
             new += self.pool.private(each.take_new_block_ids())
         return new
 
     def free(self, name: str) -> None:
         """The request ended."""
-        for each in self._managers.values():
+        for each in self._managers:
             each.free(name)
         self.pool.drop_notes(name)
         self._to_zero.pop(name, None)

@@ -408,7 +408,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state.drafted is not None:
             tokens = min(tokens, state.drafted)
         pages = max(tokens // self.page_size, state.committed)
-        if (state.lease is None or not state.shared or not state.alive(self.engine.session)):
+        if state.lease is None or not state.shared or not state.alive(self.engine.session):
             return
         sides = self._sides_of(state, pages, last)
         if pages <= state.committed and not sides:

@@ -287,6 +287,14 @@ def test_groups_are_side_pages_of_the_one_that_keeps_all(specs, sides):
         groups.check_groups(planned(*specs), info)
 
 
+@pytest.mark.parametrize("main", range(3))
+def test_values_by_group_are_those_of_the_main_group_and_of_kinds(main):
+    values = ["a", "b", "c"]
+    kinds = groups.side_values(values, main)
+    assert values[main] not in kinds and len(kinds) == 2
+    assert groups.group_values(values[main], kinds, main) == values
+
+
 @pytest.mark.parametrize("specs, says", [
     ((FULL, FULL), "2 groups keep all positions"), ((WINDOW, WINDOW), "0 groups keep all"),
     ((LATENT, LATENT), "MLAAttentionSpec is not supported beside"),
