@@ -30,9 +30,11 @@ class Engine(Scheduler):
         self.rows, self.queue, self.depth = {}, collections.deque(), 2 if asynchronous else 1
         self.resumed = 0
 
-    def add(self, tokens, max_tokens):
+    def add(self, tokens, max_tokens, **more):
+        """Returns the request's name. more: as of request()."""
         self.n += 1
-        self.theirs.add_request(self.request(str(self.n), tokens, max_tokens))
+        self.theirs.add_request(self.request(str(self.n), tokens, max_tokens, **more))
+        return str(self.n)
 
     def abort(self):
         from vllm.v1.request import RequestStatus

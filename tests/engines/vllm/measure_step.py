@@ -89,13 +89,14 @@ class Scheduler:
         if shared:  # there is no worker to say it
             self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
 
-    def request(self, name, tokens, max_tokens=TOKENS, salt=None):
+    def request(self, name, tokens, max_tokens=TOKENS, salt=None, **more):
         """One of vLLM's."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
         wanted = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        return Request(name, tokens, wanted, None, cache_salt=salt, block_hasher=self.hasher)
+        return Request(name, tokens, wanted, None, cache_salt=salt, block_hasher=self.hasher,
+                       **more)
 
     def run(self, asked):
         """Seconds of the steps that admitted requests, and of the others."""

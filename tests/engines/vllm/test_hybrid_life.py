@@ -39,6 +39,10 @@ class Kind:
     def groups(self):
         return self.page, self.windows, self.states
 
+    @property
+    def sides(self):
+        return [int(pages) for pages in measure_step.trailing(*self.groups).split(",")]
+
     def geometry(self):
         """Options of a daemon."""
         return geometry(1, 1, 16, page_size=self.page, n_pages=self.pages,
@@ -224,11 +228,90 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
         assert len(pair[0].pool.pools) == 4
 
 
-def test_pages_of_a_step_in_flight_are_not_given_back(folder, monkeypatch):
-    kind = KINDS["gemma"]
+@contextlib.contextmanager
+def life_of_one(folder, monkeypatch, kind, asynchronous=False):
+    """A daemon, and an engine on it."""
     with testing.daemon(**kind.geometry()) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
-        engine = Engine(folder, kind, Pool(kind), random.Random(0), True)
+        engine = Engine(folder, kind, Pool(kind), random.Random(0), asynchronous)
+        yield daemon, engine
+        engine.theirs.shutdown()
+
+
+def reused(engine, tokens, **more):
+    """Positions that a request reuses, which ends."""
+    before = engine.pool.reused
+    engine.add(tokens, 1, **more)
+    engine.drain()
+    return engine.pool.reused - before
+
+
+def tokens_of(kind, pages, seed=0):
+    """A prompt whose last token is behind whole pages."""
+    return random.Random(seed).choices((0, 1), k=pages * kind.page + 1)
+
+
+@pytest.mark.parametrize("name, first, more, left", [
+    ("states of many steps", 2, 1, 3), ("states of many steps", 2, 3, 6), ("gemma", 2, 1, 10),
+    ("gemma", 2, 2, 10), ("gemma", 2, 10, 20), ("window", 6, 2, 5)])
+def test_a_request_drops_the_point_it_continued_from_when_it_ends(folder, monkeypatch, name, first,
+                                                                  more, left):
+    """If that has more pages than were computed since; but none that the new point needs."""
+    kind = KINDS[name]
+    with life_of_one(folder, monkeypatch, kind) as (daemon, engine):
+        tokens = tokens_of(kind, first + more)
+        assert reused(engine, tokens[:first * kind.page + 1]) == 0
+        point = counters(daemon).side_pages
+        assert point == sum(min(first, most) for most in kind.sides)
+        name = engine.add(tokens, kind.page + 3)
+        while engine.theirs.requests[name].num_output_tokens < kind.page + 2:
+            engine.turn()  # it publishes a page of what it generates
+        assert engine.pool.reused == first * kind.page
+        both = sum(min(most, more) for most in kind.sides)
+        until(lambda: counters(daemon).side_pages == point + both)
+        engine.drain()
+        until(lambda: counters(daemon).private_pages == 0)
+        assert counters(daemon).side_pages == left
+        assert reused(engine, tokens) == (first + more) * kind.page
+
+
+@pytest.mark.parametrize("name, retention, found", [
+    ("windows at page ends", 0, 0), ("windows at page ends", 64, 64),
+    ("states of many steps", 0, 0), ("states of many steps", 200, 200)])
+def test_a_prompt_parts_from_another_behind_a_point_that_retention_made(folder, monkeypatch, name,
+                                                                       retention, found):
+    kind = dataclasses.replace(KINDS[name], retention=retention)
+    with life_of_one(folder, monkeypatch, kind) as (_, engine):
+        tokens = tokens_of(kind, 7)
+        assert reused(engine, tokens) == 0
+        # Where most was known of the path: behind the first point, before the next.
+        parts = max(found, kind.page) + kind.page // 2
+        other = [*tokens[:parts], 1 - tokens[parts], *tokens_of(kind, 2, seed=1)]
+        assert reused(engine, other) == found
+
+
+def test_salts_and_adapters_share_no_side_pages(folder, monkeypatch):
+    from vllm.lora.request import LoRARequest
+
+    kind = KINDS["window"]
+    adapters = [LoRARequest(name, number, f"/{name}") for name, number in
+                (("a", 1), ("b", 2), ("a again", 3))]
+    spaces = [{}, {"salt": "one"}, {"salt": "two"}, {"lora_request": adapters[0]},
+              {"lora_request": adapters[1]}, {"lora_request": adapters[0], "salt": "one"}]
+    with life_of_one(folder, monkeypatch, kind) as (daemon, engine):
+        monkeypatch.setattr(engine.theirs.kv_cache_manager.engine.watch, "load_adapter",
+                            lambda _: {1: "digest a", 2: "digest b", 3: "digest a"})
+        tokens = tokens_of(kind, 4)
+        assert [reused(engine, tokens, **space) for space in spaces] == [0] * len(spaces)
+        assert counters(daemon).side_pages == len(spaces) * kind.sides[0]
+        same = {"lora_request": adapters[2]}
+        assert [reused(engine, tokens, **space) for space in (*spaces, same)] == \
+            [4 * kind.page] * (len(spaces) + 1)
+
+
+def test_pages_of_a_step_in_flight_are_not_given_back(folder, monkeypatch):
+    kind = KINDS["gemma"]
+    with life_of_one(folder, monkeypatch, kind, True) as (daemon, engine):
         tokens = [0, 1] * kind.page
         engine.add(tokens, 5)
         step = engine.theirs.schedule()
@@ -240,7 +323,6 @@ def test_pages_of_a_step_in_flight_are_not_given_back(folder, monkeypatch):
         engine.compute(step, {"1": tokens})
         engine.compute(empty, {})
         until(lambda: counters(daemon).private_pages == 0)
-        engine.theirs.shutdown()
 
 
 def test_a_pool_without_room_for_the_longest_request_is_refused(folder, monkeypatch):
