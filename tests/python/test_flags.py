@@ -132,6 +132,14 @@ def test_states_are_refused_where_all_layers_keep_all_positions(tmp_path, engine
     assert "keep a state instead of KV" in failed.value.stderr
 
 
+def test_a_proof_refuses_states(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "mamba_d_state": 16}))
+    said = subprocess.run([sys.executable, "-m", "kvtrunk.vllm", "prove", str(tmp_path),
+                           "--device=cpu"], check=False, capture_output=True, text=True)
+    assert said.returncode == 2
+    assert "keep a state instead of KV" in said.stderr and "prove, " in said.stderr
+
+
 def test_sglang_has_one_plane_of_an_mla_model(tmp_path):
     daemon, command = printed(tmp_path, "sglang", "--device=cpu", "--pool=1G", kv_lora_rank=512,
                               qk_rope_head_dim=64)

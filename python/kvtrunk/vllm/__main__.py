@@ -118,7 +118,8 @@ def _shape(folder: pathlib.Path, arguments: argparse.Namespace,
             return _with_drafts(shape, folder, arguments, spec)
     except _flags.States as error:
         if alone:
-            raise SystemExit(str(error)) from None
+            raise SystemExit(f"{error}. Side pages hold states, and prove, --speculative-config and "
+                             "--disable-hybrid-kv-cache-manager know none") from None
         return {**_planned(folder, arguments, arguments.block_size), "states": True}
     except ValueError as error:
         raise SystemExit(str(error)) from None
