@@ -186,6 +186,7 @@ int kvt_page_suspect(struct kvt_client *client, uint32_t page, uint32_t *ret_ses
 
 /** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
  * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
+ * It reads no side pages: kvt_match() tells what is usable with them.
  * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
 int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	      uint32_t n_keys, struct kvt_handle *ret_handle, uint32_t *ret_matched);
