@@ -148,7 +148,8 @@ def _socket() -> Optional[str]:
 def _connect(pool: Any, geometry: Geometry, **options: Any) -> None:
     from sglang.srt.runtime_context import get_schedule
     try:
-        client = _session(geometry=geometry, sq_entries=512, cq_entries=2048, **options)
+        client = _session(geometry=geometry, sides=(), sq_entries=512, cq_entries=2048,
+                          **options)
     except GeometryMismatch as error:
         raise _refusals.Refused(
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "

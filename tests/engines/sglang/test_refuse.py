@@ -224,6 +224,7 @@ def test_fp8_as_sglang_keeps_it_on_cpus_is_refused():
 
 @pytest.mark.parametrize("pages,says", [
     ({"kv_layout": "hknd"}, "kv_layout hknd"),
+    ({"sides": "1"}, "drop 'sides' from its configuration"),
     ({"page_bytes": 1 << 15}, "page_bytes only")])
 def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
     from conftest import PAGE, PAGES, geometry
