@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of two ranks: each has a worker process, a slab of the pool and one of two KV heads."""
+import model
 import pytest
 import ranks
 from conftest import PAGE, Engine, flags
@@ -69,6 +70,25 @@ def test_a_check_of_two_ranks_passes_unless_one_slab_is_damaged(daemon, sharing_
 def test_a_killed_worker_gives_all_pages_back(daemon, engines, victims, victim):
     private, _, b = engines
     ranks.kill_one(daemon, private, b, victims[victim], victim, 300 + VICTIMS.index(victim))
+
+
+def test_ranks_have_side_pages_in_their_slabs(start, tmp_path_factory):
+    folder = model.write(tmp_path_factory.mktemp("model"),
+                         **model.windows("gpt-oss", sliding_window=128))
+    said, _ = flags(folder, "--tensor-parallel-size", "2")
+    assert (said["n_slabs"], said["sides"]) == ("2", "4")
+    with testing.daemon(**said) as sided:
+        a, b = (start(sided, folder=folder, **TWO, dtype="float32", processes=1) for _ in range(2))
+        head = prompt(420, 5 * PAGE)
+        for i, (engine, cached) in enumerate(((a, 0), (b, 0), (a, len(head)))):
+            text = head + prompt(421 + i, PAGE + 7)  # the second one makes a point behind the head
+            tokens = engine.generate(text, salt="cold")[0]["tokens"]
+            assert engine.generate(text)[0] == {"tokens": tokens, "cached": cached}
+            other = b if engine is a else a
+            assert other.generate(text)[0] == {"tokens": tokens, "cached": whole(text)}
+        expect_nothing_held(sided)
+        for engine in a, b:
+            engine.kill()
 
 
 def test_one_rank_on_two_slabs_is_refused(daemon, folder, tmp_path):
