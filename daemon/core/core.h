@@ -29,6 +29,19 @@ typedef void kvt_core_complete_fn(void *context, uint32_t session, const struct 
 /** Called after every effect, in order of seq. The record is valid during the call only. */
 typedef void kvt_core_record_fn(void *context, const struct kvt_record *record);
 
+/** What an effect changed in what is cached, for the feed. */
+struct kvt_change {
+	uint64_t seq;
+	const uint32_t *in;  /* pages that became cached, in order: of a node those of its path */
+	const uint32_t *out; /* then, pages that stopped being so, some of `in` among them */
+	uint32_t n_in, n_out;
+	uint32_t namespace_id; /* a session opened it; 0: none */
+	uint32_t n_used;       /* pages that a BEGIN reuses, */
+	uint32_t used;         /* and the last one of them */
+};
+/** Called at the end of every effect, inside its mutation: before any answer. */
+typedef void kvt_core_change_fn(void *context, const struct kvt_change *change);
+
 struct kvt_core_hooks {
 	kvt_core_complete_fn *complete;
 	kvt_core_record_fn *record; /* NULL: no log */
@@ -41,6 +54,13 @@ int kvt_core_init(struct kvt_core **ret_core, const struct kvt_core_config *conf
 		  void *ledger, void *scratch, const struct kvt_core_hooks *hooks,
 		  uint64_t now_ns);
 void kvt_core_publish(struct kvt_core *core, uint32_t state /* enum kvt_arena_state */);
+
+/** Have changes told, with the hooks' context, or no more (NULL). Not inside an effect. */
+void kvt_core_set_change(struct kvt_core *core, kvt_core_change_fn *change);
+
+/** The namespace and the root key (0: none) of the path that a cached page of a node is on. */
+void kvt_core_page_root(const struct kvt_core *core, uint32_t page, uint32_t *ret_namespace,
+			uint64_t *ret_root_key);
 
 /** The result of a recovery. */
 struct kvt_core_adoption {

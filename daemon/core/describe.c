@@ -103,6 +103,17 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 	return true;
 }
 
+void kvt_core_page_root(const struct kvt_core *core, uint32_t page, uint32_t *ret_namespace,
+			uint64_t *ret_root_key)
+{
+	const struct kvt_page_record *record = &core->pages[page];
+	uint32_t id = kvt_slots_node_of(&core->slots, record->slot);
+
+	KVT_ASSERT(record->state == KVT_PAGE_CACHED && core->nodes[id].start == 0);
+	*ret_namespace = core->nodes[id].namespace_id;
+	*ret_root_key = kvt_root_key_of(core, id);
+}
+
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 			    struct kvt_admin_page *ret_page)
 {

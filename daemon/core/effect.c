@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The rarer halves of effect.h: slots that a mutation gives back, and records for a hook. */
+/* The rarer halves of effect.h: slots that a mutation gives back, records and changes for hooks. */
 
 #include <string.h>
 
@@ -65,4 +65,28 @@ void kvt_record_tell(struct kvt_core *core, uint32_t kind, uint32_t session, uin
 	record->n_out = core->n_out;
 	record->counters = *core->count;
 	core->hooks.record(core->hooks.context, record);
+}
+
+/* ---- changes of what is cached */
+
+void kvt_core_set_change(struct kvt_core *core, kvt_core_change_fn *change)
+{
+	KVT_ASSERT(!(core->arena->mutation & 1));
+	core->change = change;
+}
+
+void kvt_change_tell(struct kvt_core *core, uint32_t kind, uint64_t seq, uint64_t value)
+{
+	struct kvt_change change = {
+		.seq = seq,
+		.in = core->in,
+		.out = core->out,
+		.n_in = core->n_in,
+		.n_out = core->n_out,
+		.namespace_id = kind == KVT_REC_NAMESPACE ? (uint32_t)value : 0,
+		.n_used = core->n_used,
+		.used = core->used,
+	};
+
+	core->change(core->hooks.context, &change);
 }

@@ -12,7 +12,8 @@
  *	kvt_record_emit(core, kind, session, value);
  *	kvt_mutation_end(core);
  *
- * Without a record hook, events and records cost one test each.
+ * Without a record hook, events and records cost one test each; the hook of changes is told by the
+ * way.
  */
 
 #include "daemon/core/state.h"
@@ -41,18 +42,19 @@ static inline void kvt_mutation_end(struct kvt_core *core)
 		kvt_slots_give_due(core, false);
 }
 
-/* With a record hook: the other halves of the functions below. */
+/* With a hook: the other halves of the functions below. */
 void kvt_record_clear(struct kvt_core *core);
 void kvt_event_note(struct kvt_core *core, uint32_t kind, uint32_t node, uint32_t other,
 		    uint32_t n);
 void kvt_record_tell(struct kvt_core *core, uint32_t kind, uint32_t session, uint64_t seq,
 		     uint64_t value);
+void kvt_change_tell(struct kvt_core *core, uint32_t kind, uint64_t seq, uint64_t value);
 
 /** Begin a record: no events, no pages out, all fields 0. */
 static inline void kvt_record_start(struct kvt_core *core)
 {
 	core->n_events = 0;
-	core->n_out = 0;
+	core->n_in = core->n_out = core->n_used = 0;
 	if (core->hooks.record)
 		kvt_record_clear(core);
 }
@@ -73,6 +75,8 @@ static inline uint64_t kvt_record_emit(struct kvt_core *core, uint32_t kind, uin
 
 	if (core->hooks.record)
 		kvt_record_tell(core, kind, session, seq, value);
+	if (core->change)
+		kvt_change_tell(core, kind, seq, value);
 	return seq;
 }
 

@@ -595,6 +595,18 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	return deepest;
 }
 
+/** Tell the feed which pages are reused. The list of the answer is client memory. */
+static void note_used(struct kvt_core *core, uint32_t node, uint32_t pages)
+{
+	const struct kvt_node *last;
+
+	core->n_used = pages;
+	if (pages == 0)
+		return;
+	last = kvt_node_at(core, kvt_path_node(core, node, pages - 1));
+	core->used = core->slot_pages[last->first_slot + pages - 1 - last->start];
+}
+
 int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
@@ -623,6 +635,8 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_announce(core, id);
 	kvt_path_pages(core, node, plan.reuse, list);
 	append_pages(core, id, plan.table - plan.reuse, op->own, list + plan.reuse);
+	if (core->change)
+		note_used(core, node, plan.reuse);
 	shared = core->ps * kvt_path_shared(core, node, plan.reuse,
 					    core->sessions[op->session].sealer);
 	if (sqe->list_capacity > plan.table)

@@ -67,6 +67,10 @@ void kvt_page_cache(struct kvt_core *core, uint32_t page, uint32_t slot, uint32_
 	core->count->private_pages--;
 	core->count->cached_pages++;
 	core->count->inserted_pages++;
+	if (core->change) {
+		KVT_ASSERT(core->n_in < core->config.n_pages);
+		core->in[core->n_in++] = page;
+	}
 	core->effort.pages_moved++;
 }
 

@@ -96,6 +96,7 @@ struct kvt_undo {
 
 struct kvt_core {
 	uint32_t magic;
+	kvt_core_change_fn *change; /* NULL: no feed */
 	uint32_t ps; /* page size */
 	uint32_t n_sides; /* kinds of side pages; 0: `sides` and what derives from it is empty */
 
@@ -184,8 +185,10 @@ struct kvt_core {
 	uint32_t n_sort;
 	struct kvt_event *events;
 	uint32_t n_events, max_events;
-	uint32_t *out;
-	uint32_t n_out;
+	uint32_t *in;  /* with a hook of changes: pages that became cached in the effect */
+	uint32_t *out; /* pages that stopped being so */
+	uint32_t n_in, n_out;
+	uint32_t n_used, used; /* pages that a BEGIN reuses, and the last one of them */
 	uint64_t now_ns;
 	struct kvt_core_effort effort;
 	struct kvt_record record; /* of the running effect */
