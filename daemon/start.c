@@ -326,6 +326,7 @@ static void unbuild_core(struct kvt_daemon *daemon)
 			"missing\"", daemon->config.log_file, strerror(-error));
 	daemon->oplog = NULL;
 	daemon->oplog_error = 0;
+	kvt_feed_drop(daemon);
 	kvt_object_destroy(&daemon->oplog_tail);
 	if (daemon->arena_readonly >= 0)
 		close(daemon->arena_readonly);

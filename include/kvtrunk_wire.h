@@ -14,11 +14,12 @@
  *     segment   one per session: SQ, CQ, fence words. Written by both.
  *     areas     one per session: key area, list area. Written by both.
  *     mirror    one per session that asks for it. Written by its clients; the daemon never maps it.
+ *     feed      one while there are subscribers. Written by the daemon alone, mapped read-only.
  *     messages  fixed structs on a SOCK_SEQPACKET socket, one message a packet.
  *
  * Its parts: kvtrunk_wire_arena.h; kvtrunk_wire_operations.h, entries and completions;
- * kvtrunk_wire_segment.h, segment and mirror; kvtrunk_wire_control.h and kvtrunk_wire_admin.h,
- * messages.
+ * kvtrunk_wire_segment.h, segment and mirror; kvtrunk_wire_feed.h, the feed;
+ * kvtrunk_wire_control.h and kvtrunk_wire_admin.h, messages.
  *
  * All integers are little endian; kvtrunk does not build for another byte order. Every structure
  * has a fixed size that a static assertion holds. kvt_abi_layout() folds sizes and offsets into one
@@ -36,6 +37,7 @@
 #include "kvtrunk_wire_arena.h"
 #include "kvtrunk_wire_base.h"
 #include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_feed.h"
 #include "kvtrunk_wire_operations.h"
 #include "kvtrunk_wire_segment.h"
 
@@ -71,7 +73,8 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_message_group), sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
 		sizeof(struct kvt_admin_option), sizeof(struct kvt_admin_client),
-		sizeof(struct kvt_admin_node),
+		sizeof(struct kvt_admin_node), sizeof(struct kvt_message_feed),
+		sizeof(struct kvt_feed_header), sizeof(struct kvt_feed_entry),
 	};
 
 	return kvt_layout_fold(facts, sizeof(facts) / sizeof(facts[0]));

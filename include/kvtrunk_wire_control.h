@@ -23,6 +23,7 @@ enum kvt_message_type {
 	KVT_MSG_GOODBYE = 6,    /* daemon: the session is over, and why */
 	KVT_MSG_GROUP = 7,      /* client: others will join its session; daemon: the token */
 	KVT_MSG_RENEW = 8,      /* client: raise a namespace's generation; daemon: the new one */
+	KVT_MSG_FEED = 9,       /* client: subscribe, or no more; daemon: + descriptor */
 };
 
 struct kvt_message {

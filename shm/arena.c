@@ -106,6 +106,7 @@ static void fill_view(struct kvt_arena_view *view, const struct kvt_arena_header
 		.pages = (const void *)(bytes + sections[KVT_SECTION_PAGES].offset),
 		.namespaces = (const void *)(bytes + sections[KVT_SECTION_NAMESPACES].offset),
 		.root_keys = (const void *)(bytes + sections[KVT_SECTION_ROOT_KEYS].offset),
+		.sides = (const void *)(bytes + sections[KVT_SECTION_SIDES].offset),
 		.hash_seed = header->hash_seed,
 		.page_size = header->page_size,
 		.n_pages = header->n_pages,
@@ -113,6 +114,7 @@ static void fill_view(struct kvt_arena_view *view, const struct kvt_arena_header
 		.max_nodes = header->max_nodes,
 		.n_buckets = header->n_buckets,
 		.max_namespaces = header->max_namespaces,
+		.n_sides = header->n_sides,
 	};
 }
 
@@ -129,6 +131,7 @@ enum kvt_attach_state kvt_arena_view_init(struct kvt_arena_view *ret_view, const
 	memset(&header, 0, sizeof(header));
 	header.state = kvt_load_acquire(&((const struct kvt_arena_header *)base)->state);
 	memcpy(&header, base, offsetof(struct kvt_arena_header, state));
+	header.n_sides = ((const struct kvt_arena_header *)base)->n_sides;
 	state = kvt_arena_check(&header, object_bytes);
 	if (state == KVT_ATTACH_OK)
 		fill_view(ret_view, &header, base, object_bytes);

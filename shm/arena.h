@@ -14,8 +14,9 @@
 
 #include <stdint.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_types.h"
 #include "kvtrunk_wire.h"
+#include "shm/atomic.h"
 
 struct kvt_arena_view {
 	const void *base; /* NULL: no arena */
@@ -28,6 +29,7 @@ struct kvt_arena_view {
 	const struct kvt_page_record *pages;
 	const struct kvt_namespace_record *namespaces;
 	const uint64_t *root_keys;
+	const uint32_t *sides; /* [page][n_sides] */
 	uint64_t hash_seed;
 	uint32_t page_size;
 	uint32_t n_pages;
@@ -35,7 +37,17 @@ struct kvt_arena_view {
 	uint32_t max_nodes;
 	uint32_t n_buckets;
 	uint32_t max_namespaces;
+	uint32_t n_sides;
 };
+
+/** The side page of a kind that hangs on a page; KVT_NONE: none, or no such kind or page. */
+static inline uint32_t kvt_arena_side(const struct kvt_arena_view *view, uint32_t page,
+				      uint32_t kind)
+{
+	return page < view->n_pages && kind < view->n_sides ?
+		       kvt_load_relaxed(&view->sides[(size_t)page * view->n_sides + kind]) :
+		       KVT_NONE;
+}
 
 /** Check a private copy of a header against the real size of its object. */
 enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,

@@ -131,7 +131,7 @@ static const char *const admin_names[] = {
 };
 static const char *const message_names[] = {
 	[KVT_MSG_HELLO] = "HELLO", [KVT_MSG_NAMESPACE] = "NAMESPACE", [KVT_MSG_GROUP] = "GROUP",
-	[KVT_MSG_RENEW] = "RENEW",
+	[KVT_MSG_RENEW] = "RENEW", [KVT_MSG_FEED] = "FEED",
 };
 static const char *const work_names[] = {
 	[KVT_WORK_EXPIRE] = "the expiry of a node",

@@ -131,6 +131,7 @@ void kvt_connection_drop(struct kvt_daemon *daemon, struct kvt_connection *conne
 		daemon->connections.n_observers--;
 	KVT_ASSERT(daemon->connections.n_observers < daemon->connections.n_slots);
 	kvt_connection_unqueue(daemon, connection);
+	kvt_feed_leave(daemon, connection);
 	/* close() is not enough: until its end the poll refers to the socket. */
 	if (!connection->hung_up)
 		shutdown(connection->fd, SHUT_RDWR);

@@ -41,6 +41,7 @@ struct kvt_connection {
 	bool over;    /* hung up: its last messages are taken, then it is dropped */
 	bool waiting; /* answer `request` once it is true */
 	bool unsent;  /* a message could not be sent */
+	bool subscribed; /* to the feed */
 	uint32_t n_last; /* messages taken since it hung up */
 	struct kvt_message_admin request;
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file control.c
- * Messages on control connections: HELLO, NAMESPACE, RENEW, GROUP and admin requests, and hang-ups.
+ * Messages on control connections: HELLO, NAMESPACE, RENEW, GROUP, FEED and admin requests, and
+ * hang-ups.
  *
  * Connections with a message are queued by kind, half-open ones, observers and sessions, and turn.c
  * takes turns. A message that no honest client sends ends the connection. A connection belongs to a
@@ -656,6 +657,23 @@ static void handle_group(struct kvt_daemon *daemon, struct kvt_connection *conne
 	kvt_connection_send(daemon, connection, &answer, sizeof(answer), NULL, 0);
 }
 
+/* ---- FEED */
+
+static void handle_feed(struct kvt_daemon *daemon, struct kvt_connection *connection,
+			const struct kvt_message_feed *request)
+{
+	struct kvt_message_feed answer = { .on = request->on };
+	int fd = -1;
+
+	if (request->on)
+		fd = kvt_feed_join(daemon, connection, answer.text, sizeof(answer.text));
+	else
+		kvt_feed_leave(daemon, connection);
+	kvt_message_fill(&answer.head, KVT_MSG_FEED, sizeof(answer),
+			 request->on && fd < 0 ? fd : 0, request->head.cookie);
+	kvt_connection_send(daemon, connection, &answer, sizeof(answer), &fd, fd >= 0);
+}
+
 /* ---- receiving */
 
 /* Handle a request. */
@@ -676,6 +694,8 @@ static void handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		handle_namespace(daemon, connection, (const void *)daemon->message);
 	} else if (head->type == KVT_MSG_GROUP && bytes == sizeof(struct kvt_message_group)) {
 		handle_group(daemon, connection, (const void *)daemon->message);
+	} else if (head->type == KVT_MSG_FEED && bytes == sizeof(struct kvt_message_feed)) {
+		handle_feed(daemon, connection, (const void *)daemon->message);
 	} else if (head->type == KVT_MSG_ADMIN && bytes >= sizeof(struct kvt_message_admin)) {
 		size_t header = sizeof(struct kvt_message_admin);
 
@@ -731,6 +751,7 @@ static void refuse_fatal(struct kvt_daemon *daemon, struct kvt_connection *conne
 		struct kvt_message head;
 		struct kvt_message_namespace namespace;
 		struct kvt_message_group group;
+		struct kvt_message_feed feed;
 		struct kvt_message_admin admin;
 	} *request = (void *)daemon->message;
 
@@ -744,6 +765,8 @@ static void refuse_fatal(struct kvt_daemon *daemon, struct kvt_connection *conne
 	}
 	if (request->head.type == KVT_MSG_GROUP && bytes == sizeof(request->group)) {
 		strlcpy(request->group.text, text, sizeof(request->group.text));
+	} else if (request->head.type == KVT_MSG_FEED && bytes == sizeof(request->feed)) {
+		strlcpy(request->feed.text, text, sizeof(request->feed.text));
 	} else if (bytes == sizeof(request->namespace)) {
 		strlcpy(request->namespace.text, text, sizeof(request->namespace.text));
 	} else {

@@ -22,6 +22,7 @@
 #include "daemon/serve/accept.h"
 #include "daemon/serve/clock.h"
 #include "daemon/serve/connection.h"
+#include "daemon/serve/feed.h"
 #include "daemon/serve/loop.h"
 #include "daemon/serve/member.h"
 #include "daemon/serve/session.h"
@@ -70,6 +71,7 @@ struct kvt_daemon {
 	struct kvt_timers timers;
 	struct kvt_accept accept;
 	struct kvt_connections connections;
+	struct kvt_feed_subscribers feed;
 	struct kvt_listener listener;
 	struct kvt_kept kept;
 	struct kvt_notify notify;

@@ -124,6 +124,11 @@
 	  "Most keys or pages of one operation. The areas of a session hold as much.")            \
 	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
 	  "Let clients read the tree (probe). no: clients must not see each other's keys.")       \
+	X(BYTES, feed_bytes, "16M", 0, 1ll << 34, NULL, RELOAD,                                   \
+	  "Memory of the feed, which tells subscribers what is cached: a power of two from 1M "   \
+	  "on. It is used while there are subscribers; a slow one needs more. 0: no feed.")       \
+	X(BOOL, feed_used, "no", 0, 0, NULL, RELOAD,                                              \
+	  "Tell in the feed which pages are reused, too.")                                        \
 	X(NUMBER, spin_budget_us, "200", -1, 10000000, NULL, RELOAD,                              \
 	  "How long the daemon spins at most before it sleeps. 0: not at all, -1: for ever. It "  \
 	  "spins shorter if that does not pay or if others need the CPU.")                        \

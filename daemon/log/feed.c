@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The writing end of the feed (feed.h).
+ *
+ * Invariants: an entry lies in one piece; `head` is stored before what it gives up is overwritten;
+ * `tail` is stored once an effect, behind whole entries. */
+
+#include "daemon/log/feed.h"
+
+#include <string.h>
+
+#include "shm/assert.h"
+#include "shm/atomic.h"
+
+_Static_assert(2 * KVT_FEED_ENTRY_MAX <= KVT_FEED_BYTES_LEAST, "the ring has room for two entries");
+_Static_assert(sizeof(struct kvt_feed_header) % KVT_FEED_ALIGN == 0, "entries are aligned");
+
+static uint64_t ring_bytes(uint64_t wish)
+{
+	uint64_t bytes = KVT_FEED_BYTES_LEAST;
+
+	while (bytes * 2 <= wish)
+		bytes *= 2;
+	return bytes;
+}
+
+uint64_t kvt_feed_object_bytes(uint64_t wish)
+{
+	return sizeof(struct kvt_feed_header) + ring_bytes(wish);
+}
+
+void kvt_feed_begin(struct kvt_feed_writer *writer, void *memory, uint64_t bytes,
+		    const struct kvt_core *core, const void *arena, uint64_t arena_bytes,
+		    bool tell_used)
+{
+	const struct kvt_arena_header *of = kvt_core_arena(core);
+	struct kvt_feed_header *header = memory;
+	enum kvt_attach_state state;
+
+	*writer = (struct kvt_feed_writer){
+		.header = header,
+		.ring = (uint8_t *)(header + 1),
+		.ring_bytes = bytes - sizeof(*header),
+		.epoch = of->epoch,
+		.tell_used = tell_used,
+		.core = core,
+	};
+	state = kvt_arena_view_init(&writer->view, arena, arena_bytes);
+	KVT_ASSERT(state == KVT_ATTACH_OK && writer->ring_bytes >= 2 * KVT_FEED_ENTRY_MAX);
+	KVT_ASSERT((writer->ring_bytes & (writer->ring_bytes - 1)) == 0);
+	*header = (struct kvt_feed_header){
+		.magic = KVT_FEED_MAGIC,
+		.abi = KVT_ABI,
+		.header_bytes = sizeof(*header),
+		.ring_bytes = writer->ring_bytes,
+		.instance = { of->instance[0], of->instance[1] },
+		.generation = of->generation,
+	};
+}
+
+/** Give up old entries, so that the ring has room up to `end`. */
+static void make_room(struct kvt_feed_writer *writer, uint64_t end)
+{
+	if (end - writer->head <= writer->ring_bytes)
+		return;
+	/* Somewhat more than needed: readers have the line of `head`. */
+	writer->head = end - writer->ring_bytes + KVT_FEED_ENTRY_MAX;
+	kvt_store_relaxed(&writer->header->head, writer->head);
+	kvt_fence_release(); /* pairs with the reader's acquire fence behind its copy */
+}
+
+/** Begin an entry of n pages or sides at the end of the ring. */
+static struct kvt_feed_entry *put(struct kvt_feed_writer *writer, uint64_t seq,
+				  enum kvt_feed_type type, uint32_t n)
+{
+	uint64_t words = kvt_feed_words(type, n, writer->view.page_size), at, left;
+	uint64_t bytes = sizeof(struct kvt_feed_entry) + words * sizeof(uint32_t);
+	struct kvt_feed_entry *entry;
+
+	bytes = (bytes + KVT_FEED_ALIGN - 1) / KVT_FEED_ALIGN * KVT_FEED_ALIGN;
+	KVT_ASSERT(bytes <= KVT_FEED_ENTRY_MAX);
+	at = writer->end & (writer->ring_bytes - 1);
+	left = writer->ring_bytes - at;
+	if (left < bytes) {
+		make_room(writer, writer->end + left);
+		entry = (void *)(writer->ring + at);
+		entry->bytes = (uint32_t)left;
+		entry->type = KVT_FEED_PAD;
+		writer->end += left;
+		at = 0;
+	}
+	make_room(writer, writer->end + bytes);
+	entry = (void *)(writer->ring + at);
+	*entry = (struct kvt_feed_entry){
+		.bytes = (uint32_t)bytes, .type = (uint16_t)type, .seq = seq, .n = n,
+	};
+	writer->end += bytes;
+	return entry;
+}
+
+/** True if `page` is a cached page of a node, right behind `before` on its path. */
+static bool follows(const struct kvt_feed_writer *writer, uint32_t page, uint32_t before)
+{
+	const struct kvt_page_record *record = &writer->view.pages[page];
+
+	return record->state == KVT_PAGE_CACHED && record->slot != KVT_NONE &&
+	       record->parent == before;
+}
+
+/** Write the first pages of `in` that are of one path. Returns how many. */
+static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *in,
+			   uint32_t n_in)
+{
+	const struct kvt_page_record *pages = writer->view.pages, *first = &pages[in[0]];
+	uint32_t ps = writer->view.page_size, most = kvt_feed_most(KVT_FEED_STORED, ps), n = 1;
+	struct kvt_feed_entry *entry;
+	uint32_t *keys;
+
+	while (n < n_in && n < most && follows(writer, in[n], in[n - 1]))
+		n++;
+	entry = put(writer, seq, KVT_FEED_STORED, n);
+	entry->parent = first->parent;
+	entry->sealer = first->sealer;
+	if (first->parent == KVT_NONE)
+		kvt_core_page_root(writer->core, in[0], &entry->namespace_id, &entry->value[0]);
+	memcpy(entry->words, in, n * sizeof(*in));
+	keys = entry->words + n;
+	for (uint32_t i = 0, run; i < n; i += run, keys += (size_t)run * ps) {
+		uint32_t slot = pages[in[i]].slot;
+
+		for (run = 1; i + run < n && pages[in[i + run]].slot == slot + run; run++)
+			;
+		memcpy(keys, writer->view.slot_keys + (size_t)slot * ps,
+		       (size_t)run * ps * sizeof(*keys));
+	}
+	return n;
+}
+
+static bool is_side(const struct kvt_feed_writer *writer, uint32_t page)
+{
+	const struct kvt_page_record *record = &writer->view.pages[page];
+
+	return record->state == KVT_PAGE_CACHED && record->slot == KVT_NONE;
+}
+
+/** Write the first pages of `in` that are side pages. Returns how many. */
+static uint32_t put_sides(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *in,
+			  uint32_t n_in)
+{
+	uint32_t most = kvt_feed_most(KVT_FEED_SIDE, writer->view.page_size), n = 1;
+	struct kvt_feed_side *sides;
+
+	while (n < n_in && n < most && is_side(writer, in[n]))
+		n++;
+	sides = (void *)put(writer, seq, KVT_FEED_SIDE, n)->words;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t main = writer->view.pages[in[i]].parent, kind = 0;
+
+		while (kvt_arena_side(&writer->view, main, kind) != in[i])
+			kind++;
+		sides[i] = (struct kvt_feed_side){ main, kind, in[i] };
+	}
+	return n;
+}
+
+static void put_in(struct kvt_feed_writer *writer, const struct kvt_change *change)
+{
+	for (uint32_t i = 0; i < change->n_in;) {
+		const uint32_t *in = change->in + i;
+		uint32_t left = change->n_in - i;
+
+		if (is_side(writer, *in))
+			i += put_sides(writer, change->seq, in, left);
+		else if (writer->view.pages[*in].state == KVT_PAGE_CACHED)
+			i += put_stored(writer, change->seq, in, left);
+		else
+			i++; /* a COMMIT attached it, and dropped it again */
+	}
+}
+
+static void put_out(struct kvt_feed_writer *writer, const struct kvt_change *change)
+{
+	uint32_t most = kvt_feed_most(KVT_FEED_REMOVED, writer->view.page_size), n;
+
+	for (uint32_t i = 0; i < change->n_out; i += n) {
+		n = change->n_out - i < most ? change->n_out - i : most;
+		memcpy(put(writer, change->seq, KVT_FEED_REMOVED, n)->words, change->out + i,
+		       n * sizeof(*change->out));
+	}
+}
+
+void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *change)
+{
+	uint64_t epoch = writer->view.header->epoch;
+	uint32_t id = change->namespace_id;
+
+	if (id) {
+		struct kvt_feed_entry *entry = put(writer, change->seq, KVT_FEED_NAMESPACE, 0);
+
+		entry->namespace_id = id;
+		memcpy(entry->value, writer->view.namespaces[id].digest, sizeof(entry->value));
+	}
+	if (epoch != writer->epoch) {
+		put(writer, change->seq, KVT_FEED_CLEARED, 0)->value[0] = epoch;
+		writer->epoch = epoch;
+	}
+	put_in(writer, change);
+	put_out(writer, change);
+	if (writer->tell_used && change->n_used > 0)
+		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
+			change->used;
+	/* Pairs with the reader's acquire: whole entries, and the pages as they are now. */
+	if (writer->header->tail != writer->end)
+		kvt_store_release(&writer->header->tail, writer->end);
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Subscribers of the feed. The daemon counts them, to have a feed only while it is read; it never
+ * looks at what they read. The feed is not stored for a successor. Called by control.c,
+ * connection.c and start.c. */
+
+#include "daemon/serve/feed.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/serve/connection.h"
+#include "daemon/serve/state.h"
+#include "shm/assert.h"
+#include "shm/map.h"
+
+#define PART_BYTES (2ull << 20) /* a huge page */
+
+/* Put the part of the ring that is written next on huge pages, once. A plain ring would cost a miss
+ * of the TLB for each record, and all of it at once some milliseconds. */
+static void extend(struct kvt_feed_subscribers *feed)
+{
+	uint64_t left = feed->object.bytes - feed->ready;
+	uint64_t bytes = left < PART_BYTES ? left : PART_BYTES;
+
+	kvt_map_huge((char *)feed->object.base + feed->ready, bytes);
+	feed->ready += bytes;
+}
+
+static void write_change(void *context, const struct kvt_change *change)
+{
+	struct kvt_feed_subscribers *feed = &((struct kvt_daemon *)context)->feed;
+
+	if (feed->ready < feed->object.bytes && feed->writer.end >= feed->ready)
+		extend(feed);
+	kvt_feed_write(&feed->writer, change);
+}
+
+static int make(struct kvt_daemon *daemon, char *text, size_t size)
+{
+	struct kvt_feed_subscribers *feed = &daemon->feed;
+	uint64_t bytes = kvt_feed_object_bytes((uint64_t)daemon->config.feed_bytes);
+	int error = kvt_object_create_sealed(&feed->object, "kvtrunk-feed", bytes);
+
+	if (!error) {
+		feed->readonly = kvt_object_open_readonly(&feed->object);
+		error = feed->readonly < 0 ? feed->readonly : 0;
+		if (error)
+			kvt_object_destroy(&feed->object);
+	}
+	if (error) {
+		snprintf(text, size, "no memory or descriptors for a feed of %llu bytes: %s: lower "
+			 "feed_bytes, or raise the limit", (unsigned long long)bytes,
+			 strerror(-error));
+		return error;
+	}
+	feed->ready = 0;
+	kvt_feed_begin(&feed->writer, feed->object.base, bytes, daemon->core, daemon->arena.base,
+		       daemon->arena.bytes, daemon->config.feed_used);
+	kvt_core_set_change(daemon->core, write_change);
+	return 0;
+}
+
+int kvt_feed_join(struct kvt_daemon *daemon, struct kvt_connection *connection, char *text,
+		  size_t size)
+{
+	int error = 0;
+
+	if (!daemon->config.arena_visible) {
+		snprintf(text, size, "the daemon shows no keys: it needs arena_visible = yes");
+		return -EACCES;
+	}
+	if (daemon->config.feed_bytes == 0) {
+		snprintf(text, size, "the daemon has none: set feed_bytes = 16M");
+		return -ENOTSUP;
+	}
+	if (daemon->feed.n == 0)
+		error = make(daemon, text, size);
+	if (error)
+		return error;
+	daemon->feed.n += !connection->subscribed;
+	connection->subscribed = true;
+	return daemon->feed.readonly;
+}
+
+void kvt_feed_drop(struct kvt_daemon *daemon)
+{
+	struct kvt_feed_subscribers *feed = &daemon->feed;
+
+	if (feed->n == 0)
+		return;
+	kvt_core_set_change(daemon->core, NULL);
+	close(feed->readonly);
+	kvt_object_destroy(&feed->object);
+	feed->n = 0;
+}
+
+void kvt_feed_leave(struct kvt_daemon *daemon, struct kvt_connection *connection)
+{
+	if (!connection->subscribed)
+		return;
+	connection->subscribed = false;
+	KVT_ASSERT(daemon->feed.n > 0);
+	if (daemon->feed.n == 1)
+		kvt_feed_drop(daemon);
+	else
+		daemon->feed.n--;
+}
