@@ -9,6 +9,10 @@
 int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
 		    const void *more, size_t more_bytes);
 
+/** The same, for an answer that may bring a descriptor; -1: it brought none. */
+int kvt_control_ask_fd(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+		       int *ret_fd);
+
 /** Socket part of kvt_client_connect(): connect and send HELLO, receive WELCOME. */
 int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error);
 int kvt_control_send(int fd, const void *message, size_t bytes, const void *more,

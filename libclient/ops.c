@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define GONE_LOOK_NS 1000000000ll /* while waiting for an answer: how often to check `gone` */
 
@@ -287,17 +288,19 @@ static int64_t control_deadline(const struct kvt_client *client)
 }
 
 /* Also check `gone`: if the socket was full, there is no GOODBYE. */
-static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
+static int receive_answer(struct kvt_client *client, int *ret_fds, unsigned int *n_fds,
+			  int64_t deadline_ns)
 {
-	unsigned int n_fds;
+	unsigned int room = *n_fds;
 	int64_t look_ns;
 	int rc;
 
 	do {
 		look_ns = kvt_client_now_ns() + GONE_LOOK_NS;
 		look_ns = look_ns < deadline_ns ? look_ns : deadline_ns;
-		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, NULL,
-					 0, &n_fds, look_ns);
+		*n_fds = 0;
+		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, ret_fds,
+					 room, n_fds, look_ns);
 		if (rc == -ETIMEDOUT && kvt_client_has_fences(client) &&
 		    kvt_load_acquire(&client->ring.header->gone)) {
 			kvt_client_look(client);
@@ -307,9 +310,10 @@ static int receive_answer(struct kvt_client *client, int64_t deadline_ns)
 	return rc;
 }
 
-/* Send one request and receive its answer. -ECONNRESET: the daemon is gone. */
+/* Send one request and receive its answer, with a descriptor if `ret_fd` is given: -1 if there is
+ * none. -ECONNRESET: the daemon is gone. */
 static int ask_once(struct kvt_client *client, const struct kvt_message *head, size_t bytes,
-		    const void *more, size_t more_bytes, int64_t deadline_ns)
+		    const void *more, size_t more_bytes, int *ret_fd, int64_t deadline_ns)
 {
 	const struct kvt_message *answer = (const void *)client->packet;
 	int rc = kvt_control_send(client->control, head, bytes, more, more_bytes, deadline_ns);
@@ -317,11 +321,17 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 	if (rc == 0 && head->type == KVT_MSG_NAMESPACE)
 		kvt_client_step(client, KVT_STEP_NAMESPACE_SENT);
 	while (rc == 0) {
-		rc = receive_answer(client, deadline_ns);
+		unsigned int n_fds = ret_fd ? 1 : 0;
+
+		rc = receive_answer(client, ret_fd, &n_fds, deadline_ns);
 		if (rc < 0)
 			break;
+		if (ret_fd && n_fds == 0)
+			*ret_fd = -1;
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
+		if (n_fds > 0)
+			close(*ret_fd);
 		kvt_client_take_message(client, rc);
 		rc = client->dead;
 	}
@@ -329,8 +339,8 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 }
 
 /* A daemon that ended may not have read the request: send it to the successor. */
-int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
-		    const void *more, size_t more_bytes)
+static int ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+	       const void *more, size_t more_bytes, int *ret_fd)
 {
 	KVT_KEEP_ERRNO;
 	int64_t deadline_ns = control_deadline(client);
@@ -350,7 +360,8 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 	do { /* now they may be its answer, which the daemon gives once */
 		rc = kvt_client_await_successor(client, deadline_ns);
 		if (rc == 0)
-			rc = ask_once(client, head, bytes, more, more_bytes, deadline_ns);
+			rc = ask_once(client, head, bytes, more, more_bytes, ret_fd,
+				      deadline_ns);
 		if (rc == -ECONNRESET && !client->dead) {
 			kvt_client_look(client);
 			kvt_client_hung_up(client);
@@ -360,6 +371,22 @@ int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t 
 		return kvt_client_usable(client);
 	return rc < 0 ? kvt_client_fail(client, rc, 0, "control socket: %s", kvt_errno_name(rc)) :
 			rc;
+}
+
+int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+		    const void *more, size_t more_bytes)
+{
+	return ask(client, head, bytes, more, more_bytes, NULL);
+}
+
+int kvt_control_ask_fd(struct kvt_client *client, struct kvt_message *head, size_t bytes,
+		       int *ret_fd)
+{
+	int fd = -1, rc = ask(client, head, bytes, NULL, 0, &fd);
+
+	if (rc >= 0)
+		*ret_fd = fd;
+	return rc;
 }
 
 /* Remember what the packet's answer says of a namespace. */

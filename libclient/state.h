@@ -133,6 +133,7 @@ struct kvt_client {
 	struct kvt_mirror_end mirror;
 	struct kvt_opened *opened;
 	uint32_t n_opened;
+	struct kvt_feed *feed; /* NULL: no subscription */
 	void *segment, *areas;
 	uint64_t segment_bytes, areas_bytes;
 	uint64_t arena_bytes; /* bytes mapped; 0 = withheld */

@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A snapshot of what is cached (snapshot.h has the algorithm and its proof). */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libclient/snapshot.h"
+#include "shm/assert.h"
+#include "shm/atomic.h"
+#include "shm/racy.h"
+
+#define WORDS_OF_RECORD (sizeof(struct kvt_page_record) / sizeof(uint32_t))
+#define ROUNDS_MOST 1000 /* a root page is moved between two reads, that often */
+
+int kvt_snapshot_init(struct kvt_snapshot *snapshot, const struct kvt_arena_view *view,
+		      struct kvt_feed_reader *reader)
+{
+	*snapshot = (struct kvt_snapshot){
+		.view = view,
+		.reader = reader,
+		.namespaces = calloc(view->max_namespaces, sizeof(*snapshot->namespaces)),
+		.pages = calloc(view->n_pages, sizeof(*snapshot->pages)),
+		.keys = calloc(view->n_pages, (size_t)view->page_size * sizeof(uint32_t)),
+		.chain = calloc(view->n_pages, sizeof(uint32_t)),
+	};
+	if (snapshot->namespaces && snapshot->pages && snapshot->keys && snapshot->chain) {
+		reader->at = kvt_feed_reader_tail(reader);
+		return 0;
+	}
+	kvt_snapshot_destroy(snapshot);
+	return -ENOMEM;
+}
+
+void kvt_snapshot_destroy(struct kvt_snapshot *snapshot)
+{
+	free(snapshot->namespaces);
+	free(snapshot->pages);
+	free(snapshot->keys);
+	free(snapshot->chain);
+	memset(snapshot, 0, sizeof(*snapshot));
+}
+
+static void begin_again(struct kvt_snapshot *snapshot)
+{
+	memset(snapshot->namespaces, 0,
+	       snapshot->view->max_namespaces * sizeof(*snapshot->namespaces));
+	memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
+	snapshot->phase = KVT_SNAPSHOT_NAMESPACES;
+	snapshot->at = snapshot->n_rootless = snapshot->rounds = snapshot->stamp = 0;
+	snapshot->reader->at = kvt_feed_reader_tail(snapshot->reader);
+}
+
+/* ---- the arena */
+
+static bool lacks_root(const struct kvt_snapshot_page *page)
+{
+	return page->state == KVT_PAGE_CACHED && page->parent == KVT_NONE && !page->namespace_id;
+}
+
+/** Note what a page is now. */
+static void set_page(struct kvt_snapshot *snapshot, uint32_t page, struct kvt_snapshot_page now)
+{
+	snapshot->n_rootless -= lacks_root(&snapshot->pages[page]);
+	snapshot->n_rootless += lacks_root(&now);
+	snapshot->pages[page] = now;
+}
+
+static uint32_t *keys_of(const struct kvt_snapshot *snapshot, uint32_t page)
+{
+	return snapshot->keys + (size_t)page * snapshot->view->page_size;
+}
+
+static bool read_namespace(struct kvt_snapshot *snapshot, uint32_t id)
+{
+	const struct kvt_namespace_record *from = &snapshot->view->namespaces[id];
+	struct kvt_snapshot_namespace *to = &snapshot->namespaces[id];
+
+	to->used = kvt_load_relaxed(&from->flags) & KVT_NAMESPACE_USED;
+	to->digest[0] = kvt_load_relaxed(&from->digest[0]);
+	to->digest[1] = kvt_load_relaxed(&from->digest[1]);
+	return true;
+}
+
+static void read_record(const struct kvt_page_record *from, struct kvt_page_record *to)
+{
+	kvt_racy_copy((uint32_t *)to, (const uint32_t *)from, WORDS_OF_RECORD);
+	kvt_fence_acquire(); /* pairs with the release fence that begins a mutation */
+}
+
+/** The kind of a side page; none if it is being attached, or leaves: then a record tells. */
+static uint32_t kind_of(const struct kvt_snapshot *snapshot, uint32_t main, uint32_t side)
+{
+	uint32_t kind = 0;
+
+	while (kind < snapshot->view->n_sides &&
+	       kvt_arena_side(snapshot->view, main, kind) != side)
+		kind++;
+	return kind;
+}
+
+static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
+{
+	const struct kvt_arena_view *view = snapshot->view;
+	struct kvt_page_record first, second;
+	struct kvt_snapshot_page now;
+
+	read_record(&view->pages[page], &second);
+	do {
+		first = second;
+		now = (struct kvt_snapshot_page){ .parent = first.parent, .sealer = first.sealer };
+		if (first.state != KVT_PAGE_CACHED || first.parent >= view->n_pages ||
+		    first.slot >= view->n_slots)
+			return true;
+		now.state = first.slot == KVT_NONE ? KVT_PAGE_SIDE : KVT_PAGE_CACHED;
+		if (now.state == KVT_PAGE_SIDE)
+			now.kind = kind_of(snapshot, first.parent, page);
+		else
+			kvt_racy_copy(keys_of(snapshot, page),
+				      view->slot_keys + (size_t)first.slot * view->page_size,
+				      view->page_size);
+		kvt_fence_acquire(); /* pairs with the same: other keys come with another record */
+		read_record(&view->pages[page], &second);
+	} while (memcmp(&first, &second, sizeof(first)) != 0);
+	set_page(snapshot, page, now);
+	return true;
+}
+
+/** What a node says of the first page of its run. */
+struct first_page {
+	uint32_t page;
+	uint32_t start, flags, namespace_id;
+	uint64_t root_key;
+};
+
+/** Read it under the node's version. False: the node changes. A free node has page KVT_NONE. */
+static bool read_first(const struct kvt_arena_view *view, uint32_t id, struct first_page *first)
+{
+	const struct kvt_node *node = &view->nodes[id];
+	/* Pairs with the release that ends a change of the node. */
+	uint32_t version = kvt_load_acquire(&node->version);
+	uint32_t slot = kvt_load_relaxed(&node->first_slot);
+	bool any = kvt_load_relaxed(&node->sealed) > 0 && slot < view->n_slots;
+
+	*first = (struct first_page){
+		.page = any ? kvt_load_relaxed(&view->slot_pages[slot]) : KVT_NONE,
+		.start = kvt_load_relaxed(&node->start),
+		.flags = kvt_load_relaxed(&node->flags),
+		.namespace_id = kvt_load_relaxed(&node->namespace_id),
+		.root_key = kvt_load_relaxed(&view->root_keys[id]),
+	};
+	/* Pairs with the release fence that begins one. */
+	kvt_fence_acquire();
+	return !(version & 1) && kvt_load_relaxed(&node->version) == version;
+}
+
+/** Read where paths begin: their namespaces and root keys; and where they were cut off. */
+static bool read_node(struct kvt_snapshot *snapshot, uint32_t id)
+{
+	const struct kvt_arena_view *view = snapshot->view;
+	struct kvt_snapshot_page now;
+	struct first_page first;
+
+	if (!read_first(view, id, &first))
+		return false;
+	if (!(first.flags & KVT_NODE_LIVE) || first.page >= view->n_pages)
+		return true;
+	now = snapshot->pages[first.page];
+	if (first.start > 0) {
+		now.cut |= (first.flags & KVT_NODE_DETACHED) != 0;
+	} else if (lacks_root(&now)) {
+		now.namespace_id = first.namespace_id;
+		now.root_key = first.flags & KVT_NODE_KEYED ? first.root_key : 0;
+	}
+	set_page(snapshot, first.page, now);
+	return true;
+}
+
+/* ---- the feed */
+
+static bool pages_ok(const struct kvt_snapshot *snapshot, const struct kvt_feed_record *record)
+{
+	uint32_t n_pages = snapshot->view->n_pages;
+
+	if (record->parent >= n_pages || record->namespace_id >= snapshot->view->max_namespaces)
+		return false;
+	for (uint32_t i = 0; i < record->n; i++)
+		if ((record->pages && record->pages[i] >= n_pages) ||
+		    (record->sides && (record->sides[i].side >= n_pages ||
+				       record->sides[i].page >= n_pages)))
+			return false;
+	return true;
+}
+
+static void apply_stored(struct kvt_snapshot *snapshot, const struct kvt_feed_record *record)
+{
+	uint32_t ps = snapshot->view->page_size, parent = record->parent;
+
+	snapshot->stamp++;
+	for (uint32_t i = 0; i < record->n; i++) {
+		uint32_t page = record->pages[i];
+
+		memcpy(keys_of(snapshot, page), record->keys + (size_t)i * ps,
+		       ps * sizeof(*record->keys));
+		set_page(snapshot, page, (struct kvt_snapshot_page){
+			.state = KVT_PAGE_CACHED,
+			.stamp = snapshot->stamp,
+			.parent = parent,
+			.sealer = record->sealer,
+			.namespace_id = record->namespace_id,
+			.root_key = record->root_key,
+		});
+		parent = page;
+	}
+}
+
+static void apply(struct kvt_snapshot *snapshot, const struct kvt_feed_record *record)
+{
+	switch (record->type) {
+	case KVT_FEED_NAMESPACE:
+		snapshot->namespaces[record->namespace_id] = (struct kvt_snapshot_namespace){
+			{ record->digest[0], record->digest[1] }, true,
+		};
+		break;
+	case KVT_FEED_STORED:
+		apply_stored(snapshot, record);
+		break;
+	case KVT_FEED_SIDE:
+		for (uint32_t i = 0; i < record->n; i++)
+			set_page(snapshot, record->sides[i].side, (struct kvt_snapshot_page){
+				.state = KVT_PAGE_SIDE,
+				.parent = record->sides[i].page,
+				.kind = record->sides[i].kind,
+			});
+		break;
+	case KVT_FEED_REMOVED:
+		for (uint32_t i = 0; i < record->n; i++)
+			set_page(snapshot, record->pages[i], (struct kvt_snapshot_page){ 0 });
+		break;
+	default:
+		break;
+	}
+}
+
+/** Apply the feed up to its tail as of now. */
+static int apply_all(struct kvt_snapshot *snapshot)
+{
+	uint64_t tail = kvt_feed_reader_tail(snapshot->reader);
+	struct kvt_feed_record record;
+
+	while (snapshot->reader->at != tail) {
+		int rc = kvt_feed_reader_next(snapshot->reader, &record);
+
+		if (rc < 0)
+			return rc;
+		if (rc == 0) /* a PAD was the last one */
+			break;
+		if (!pages_ok(snapshot, &record))
+			return -EPROTO;
+		apply(snapshot, &record);
+	}
+	return 0;
+}
+
+/* ---- the steps */
+
+/** Read the next ones of n namespaces, pages or nodes, or begin the next phase. False: one that is
+ * being changed comes next. */
+static bool read_some(struct kvt_snapshot *snapshot, uint32_t n,
+		      bool read_one(struct kvt_snapshot *snapshot, uint32_t id), uint32_t *steps)
+{
+	for (; snapshot->at < n && *steps > 0; --*steps, snapshot->at++)
+		if (!read_one(snapshot, snapshot->at))
+			return false;
+	if (snapshot->at < n)
+		return true;
+	snapshot->at = 0;
+	snapshot->phase++;
+	/* What was read is of mutations up to this one. Pairs with the release fence that begins
+	 * it. */
+	kvt_fence_acquire();
+	snapshot->mutation = kvt_load_relaxed(&snapshot->view->header->mutation);
+	return true;
+}
+
+int kvt_snapshot_step(struct kvt_snapshot *snapshot, uint32_t steps)
+{
+	const struct kvt_arena_view *view = snapshot->view;
+	int rc = 0;
+
+	while (steps > 0) {
+		switch (snapshot->phase) {
+		case KVT_SNAPSHOT_NAMESPACES:
+			read_some(snapshot, view->max_namespaces, read_namespace, &steps);
+			break;
+		case KVT_SNAPSHOT_PAGES:
+			read_some(snapshot, view->n_pages, read_page, &steps);
+			break;
+		case KVT_SNAPSHOT_NODES:
+			if (!read_some(snapshot, view->max_nodes, read_node, &steps))
+				return 0;
+			break;
+		case KVT_SNAPSHOT_SETTLE:
+			/* Pairs with the release that ends a mutation: its records are there. */
+			if (snapshot->mutation & 1 &&
+			    kvt_load_acquire(&view->header->mutation) == snapshot->mutation)
+				return 0;
+			snapshot->phase = KVT_SNAPSHOT_APPLY;
+			break;
+		case KVT_SNAPSHOT_APPLY:
+			rc = apply_all(snapshot);
+			if (rc == -EOVERFLOW)
+				begin_again(snapshot);
+			if (rc == 0 && snapshot->n_rootless && ++snapshot->rounds > ROUNDS_MOST)
+				rc = -EPROTO;
+			if (rc != 0)
+				return rc;
+			snapshot->phase = snapshot->n_rootless ? KVT_SNAPSHOT_NODES :
+								 KVT_SNAPSHOT_READY;
+			steps--;
+			break;
+		case KVT_SNAPSHOT_READY:
+			return 1;
+		}
+	}
+	return snapshot->phase == KVT_SNAPSHOT_READY;
+}
+
+/* ---- giving it away */
+
+/** True if the page in front of this one is not that which it was stored behind. */
+static bool is_cut_off(const struct kvt_snapshot *snapshot, const struct kvt_snapshot_page *page)
+{
+	const struct kvt_snapshot_page *parent = &snapshot->pages[page->parent];
+
+	return page->cut || (page->parent != KVT_NONE && (parent->state != KVT_PAGE_CACHED ||
+							   parent->stamp > page->stamp));
+}
+
+/** Put `page`, and what is in front of it and was not given, into the chain. Pages that are cut off
+ * are left out, with all behind them. False: a path is a circle. */
+static bool find_chain(struct kvt_snapshot *snapshot, uint32_t page)
+{
+	for (; page != KVT_NONE && !snapshot->pages[page].given;
+	     page = snapshot->pages[page].parent) {
+		if (snapshot->n_chain == snapshot->view->n_pages)
+			return false;
+		snapshot->chain[snapshot->n_chain++] = page;
+		if (!is_cut_off(snapshot, &snapshot->pages[page]))
+			continue;
+		while (snapshot->n_chain > 0)
+			snapshot->pages[snapshot->chain[--snapshot->n_chain]].state = 0;
+		return true;
+	}
+	return true;
+}
+
+/** Give the first pages of the chain. */
+static void give_chain(struct kvt_snapshot *snapshot, struct kvt_feed_record *record)
+{
+	uint32_t ps = snapshot->view->page_size, most = kvt_feed_most(KVT_FEED_STORED, ps);
+	uint32_t first = snapshot->chain[snapshot->n_chain - 1];
+	const struct kvt_snapshot_page *of = &snapshot->pages[first];
+	uint32_t *words = snapshot->reader->copy->words, n = 0;
+
+	for (uint32_t i = snapshot->n_chain; i > 0 && n < most; i--, n++) {
+		if (snapshot->pages[snapshot->chain[i - 1]].sealer != of->sealer)
+			break;
+		words[n] = snapshot->chain[i - 1];
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		snapshot->pages[words[i]].given = true;
+		memcpy(words + n + (size_t)i * ps, keys_of(snapshot, words[i]),
+		       ps * sizeof(*words));
+	}
+	snapshot->n_chain -= n;
+	*record = (struct kvt_feed_record){
+		.type = KVT_FEED_STORED,
+		.n = n,
+		.parent = of->parent,
+		.namespace_id = of->namespace_id,
+		.root_key = of->root_key,
+		.sealer = of->sealer,
+		.pages = words,
+		.keys = words + n,
+	};
+}
+
+static int next_stored(struct kvt_snapshot *snapshot, struct kvt_feed_record *record)
+{
+	while (snapshot->n_chain == 0) {
+		uint32_t page = snapshot->at;
+
+		if (page == snapshot->view->n_pages)
+			return 0;
+		snapshot->at++;
+		if (snapshot->pages[page].state == KVT_PAGE_CACHED && !find_chain(snapshot, page))
+			return -EPROTO;
+	}
+	give_chain(snapshot, record);
+	return 1;
+}
+
+static int next_side(struct kvt_snapshot *snapshot, struct kvt_feed_record *record)
+{
+	uint32_t most = kvt_feed_most(KVT_FEED_SIDE, snapshot->view->page_size), n = 0;
+	struct kvt_feed_side *sides = (void *)snapshot->reader->copy->words;
+
+	for (; snapshot->at < snapshot->view->n_pages && n < most; snapshot->at++) {
+		const struct kvt_snapshot_page *page = &snapshot->pages[snapshot->at];
+
+		if (page->state != KVT_PAGE_SIDE || !snapshot->pages[page->parent].given)
+			continue;
+		if (page->kind >= snapshot->view->n_sides)
+			return -EPROTO;
+		sides[n++] = (struct kvt_feed_side){ page->parent, page->kind, snapshot->at };
+	}
+	*record = (struct kvt_feed_record){ .type = KVT_FEED_SIDE, .n = n, .sides = sides };
+	return n > 0;
+}
+
+static int next_namespace(struct kvt_snapshot *snapshot, struct kvt_feed_record *record)
+{
+	while (snapshot->at < snapshot->view->max_namespaces) {
+		uint32_t id = snapshot->at++;
+		const struct kvt_snapshot_namespace *space = &snapshot->namespaces[id];
+
+		if (!space->used)
+			continue;
+		*record = (struct kvt_feed_record){
+			.type = KVT_FEED_NAMESPACE,
+			.namespace_id = id,
+			.digest = { space->digest[0], space->digest[1] },
+		};
+		return 1;
+	}
+	return 0;
+}
+
+int kvt_snapshot_next(struct kvt_snapshot *snapshot, struct kvt_feed_record *ret_record)
+{
+	KVT_ASSERT(snapshot->phase == KVT_SNAPSHOT_READY);
+	if (snapshot->giving == KVT_FEED_PAD) {
+		snapshot->giving = KVT_FEED_NAMESPACE;
+		snapshot->at = 0;
+	}
+	for (; snapshot->giving <= KVT_FEED_SIDE; snapshot->giving++, snapshot->at = 0) {
+		int rc = snapshot->giving == KVT_FEED_NAMESPACE ?
+				 next_namespace(snapshot, ret_record) :
+			 snapshot->giving == KVT_FEED_STORED ? next_stored(snapshot, ret_record) :
+							       next_side(snapshot, ret_record);
+
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
