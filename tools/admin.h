@@ -75,6 +75,7 @@ int kvt_admin_clients(struct kvt_admin *admin);
 int kvt_admin_namespaces(struct kvt_admin *admin);
 int kvt_admin_tree(struct kvt_admin *admin);
 int kvt_admin_page(struct kvt_admin *admin);
+int kvt_admin_feed(struct kvt_admin *admin);
 int kvt_admin_audit(struct kvt_admin *admin);
 int kvt_admin_evict(struct kvt_admin *admin);
 int kvt_admin_remove(struct kvt_admin *admin);

@@ -49,6 +49,11 @@ static const struct command {
 	  "NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
 	{ "page", "PAGE", "a page's state, its owner or place", "PAGE is its number.\n",
 	  kvt_admin_page, false },
+	{ "feed", "[--snapshot]", "what becomes cached, and what stops being so",
+	  "A line for each change, until interrupted: its order (seq), what happened, pages.\n"
+	  "With --json a line of JSON each, with all keys.\n"
+	  "--snapshot   what is cached now, and end; seq is 0\n",
+	  kvt_admin_feed, false },
 	{ "audit", "", "check every invariant; exit 1 if one does not hold", "", kvt_admin_audit,
 	  true },
 	{ "evict", "PAGES", "free so many evictable pages", "", kvt_admin_evict, true },

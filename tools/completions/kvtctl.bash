@@ -2,8 +2,8 @@
 # bash completion for kvtctl
 _kvtctl() {
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command="" i
-	local commands="status pid config metrics top clients namespaces tree page audit evict remove reset upgrade
-		fence geometry script replay verify help version"
+	local commands="status pid config metrics top clients namespaces tree page feed audit evict remove reset
+		upgrade fence geometry script replay verify help version"
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case " ${commands//[$'\n\t']/ } " in *" ${COMP_WORDS[i]} "*) command=${COMP_WORDS[i]} ;; esac
 	done
@@ -17,6 +17,7 @@ _kvtctl() {
 			--version" -- "$word") ;;
 	tree) mapfile -t COMPREPLY < <(compgen -W "--lines --depth --namespace --json" -- "$word") ;;
 	top) mapfile -t COMPREPLY < <(compgen -W "--once --lines --interval-ms" -- "$word") ;;
+	feed) mapfile -t COMPREPLY < <(compgen -W "--snapshot --json" -- "$word") ;;
 	help) mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word") ;;
 	upgrade) mapfile -t COMPREPLY < <(compgen -W "--binary" -- "$word") ;;
 	remove) mapfile -t COMPREPLY < <(compgen -W "--all --keys --root-key" -- "$word") ;;
