@@ -25,8 +25,10 @@ from ._analyze import Analysis, PoolHits, analyze
 from ._client import (Client, Counters, Info, Match, Namespace, Request, Result, Lease, connect,
                       version)
 from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, Forked,
-                      GeometryMismatch, InvalidArgument, NoSpace, PermissionDenied, QuotaExceeded,
-                      Stale, Suspended, Timeout, TooLarge, Unsupported, VersionMismatch)
+                      GeometryMismatch, InvalidArgument, NoSpace, Overflow, PermissionDenied,
+                      QuotaExceeded, Stale, Suspended, Timeout, TooLarge, Unsupported,
+                      VersionMismatch)
+from ._feed import Feed, FeedRecord
 from ._geometry import Geometry
 from ._keys import bigram_keys, image_hash, image_keys
 from ._pool import Layer, Pool
@@ -38,9 +40,9 @@ __version__ = version()
 
 __all__ = [
     "Again", "Analysis", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
-    "DaemonUnreachable", "Error", "Forked", "Geometry", "GeometryMismatch", "Info",
-    "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "PermissionDenied",
-    "Pool", "PoolHits", "QuotaExceeded", "Request", "Result", "Sequence", "Stale", "Suspended", "Timeout",
-    "TooLarge", "Unsupported", "VersionMismatch", "__version__", "analyze", "bigram_keys", "connect",
-    "image_hash", "image_keys", "progress", "version",
+    "DaemonUnreachable", "Error", "Feed", "FeedRecord", "Forked", "Geometry", "GeometryMismatch",
+    "Info", "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "Overflow",
+    "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded", "Request", "Result", "Sequence",
+    "Stale", "Suspended", "Timeout", "TooLarge", "Unsupported", "VersionMismatch", "__version__",
+    "analyze", "bigram_keys", "connect", "image_hash", "image_keys", "progress", "version",
 ]

@@ -20,6 +20,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Union
 from . import _aio
 from ._errors import (Closed, ConnectionLost, Error, InvalidArgument, from_error, from_parts,
                       from_result)
+from ._feed import Feed
 from ._geometry import Geometry
 from ._keys import Tokens, keys_of
 from ._native import ffi, lib
@@ -449,6 +450,7 @@ class Client:
         self._pages_lost: collections.deque[list[int]] = collections.deque()
         self._aio: Optional[_aio.Loop] = None
         self._mirrored: Any = None
+        self._feed: Optional[Feed] = None
         self._tags: dict[int, Any] = {}
         self._next_tag = 1
         self._call = 0
@@ -533,6 +535,8 @@ class Client:
             if self._pid == os.getpid() and not all([pool._end() for pool in self._pools]):
                 raise BufferError("arrays of the pool still exist, and memory of this kind (huge "
                                   "pages, a device) cannot be detached from them: drop them first")
+            if self._feed is not None:
+                self._feed._end()
             handle, self._handle = self._handle, None
             self._slow = True
             if self._aio is not None:
@@ -561,6 +565,8 @@ class Client:
         if getattr(self, "_handle", None) is None or self._pid != os.getpid():
             return
         handle, self._handle = self._handle, None
+        if self._feed is not None:
+            self._feed._end()
         if all([pool._end() for pool in self._pools]):
             lib.kvt_client_set_timeout(handle, 1_000_000_000)
             lib.kvtpy_close(handle, lib.KVT_FENCE_IDLE, 0)
@@ -830,6 +836,11 @@ class Client:
                 rc = lib.kvt_stats(handle, native)
             self._check(rc)
         return Counters((name, getattr(native, name)) for name in _COUNTERS)
+
+    def feed(self) -> Feed:
+        """Subscribe to the feed: what becomes cached from now on, and what stops being so. One at a
+        time. PermissionDenied: the daemon shows no keys; Unsupported: it has no feed."""
+        return Feed(self)
 
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a

@@ -90,6 +90,11 @@ class GeometryMismatch(Error, ValueError):
     """The daemon's pages differ from what was named, or nothing was named."""
 
 
+class Overflow(Error, OverflowError):
+    """EOVERFLOW: a feed's records were overwritten before they were read: take a snapshot. Of a
+    namespace's generation: it is at its end."""
+
+
 class Forked(Error):
     """ECHILD: the client is the parent process's. Connect in this one."""
 
@@ -117,6 +122,7 @@ _CLASSES: dict[int, type[Error]] = {
     _errno.EPERM: PermissionDenied,
     _errno.EPROTO: VersionMismatch,
     _errno.ECHILD: Forked,
+    _errno.EOVERFLOW: Overflow,
     _errno.ECONNREFUSED: DaemonUnreachable,
     _errno.ESHUTDOWN: DaemonUnreachable,
     _errno.EUSERS: QuotaExceeded,
