@@ -68,6 +68,7 @@ static void on_store(void *context, void *at, size_t n)
 	killer->check.now_ns = killer->sim->now_ns;
 	tear_last_store(killer);
 	killer->stores++;
+	sim_feed_inside(killer->sim);
 	if (!killer->sim->failed && !crash_check_now(&killer->check, NULL, NULL, 0))
 		give_up(killer, "before");
 	if (n > 8 && n <= TORN_MOST) {
@@ -85,6 +86,7 @@ static void on_store_of_mortal(void *context, void *at, size_t n)
 	struct killer *killer = context;
 
 	killer->stores++;
+	sim_feed_inside(killer->sim);
 	if (killer->kill_at == 0 || --killer->kill_at > 0) {
 		killer->wide_bytes = n > 8 && n <= TORN_MOST ? n : 0;
 		killer->wide_at = at;
@@ -151,6 +153,8 @@ static void mortal_step(struct sim *sim, struct killer *killer)
 	}
 	killer->kill_at = 0;
 	if (!sim->failed)
+		sim_feed_step(sim);
+	if (!sim->failed)
 		sim_check_progress(sim);
 	if (!sim->failed && sim->step % 61 == 0)
 		sim_compare(sim);
@@ -199,6 +203,8 @@ static bool one_seed(struct sim *sim, struct killer *killer, uint64_t steps)
 	for (sim->step = 1; sim->step <= steps && !sim->failed; sim->step++) {
 		sim_operate(sim);
 		killer->wide_bytes = 0;
+		if (!sim->failed)
+			sim_feed_step(sim);
 	}
 	crash_watch(NULL, 0, NULL, 0, NULL, NULL);
 	crash_check_free(&killer->check);

@@ -21,7 +21,8 @@ $(O)/obj/crash/plain.o: $(CORE_OBJ) $(SHM_OBJ)
 OBJCOPY ?= objcopy
 
 CRASH_SIM := $(filter-out tests/sim/main.c,$(wildcard tests/sim/*.c)) \
-	$(wildcard lab/oracle/*.c daemon/log/operations*.c) libclient/names.c
+	$(wildcard lab/oracle/*.c daemon/log/operations*.c) daemon/log/feed.c libclient/names.c \
+	libclient/feed_reader.c libclient/snapshot.c
 
 $(O)/tests/kvtcrash: $(call objs,$(CRASH_SRC) $(CRASH_SIM)) $(CRASH_CORE) $(O)/obj/crash/plain.o
 	@mkdir -p $(@D)

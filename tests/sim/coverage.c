@@ -77,6 +77,14 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_SIDE_LATE] = "side pages with a COMMIT of nothing new",
 	[SIM_SIDE_TRIMMED] = "side pages of a victim",
 	[SIM_MATCH_GAVE] = "match that gave way to its BEGIN",
+	[SIM_FEED_CHECKED] = "subscriber compared with the arena",
+	[SIM_FEED_SNAPSHOT] = "snapshot",
+	[SIM_FEED_ROUNDS] = "snapshot with moved root pages",
+	[SIM_FEED_LEFT_OUT] = "snapshot without a detached page",
+	[SIM_FEED_OVERTAKEN] = "subscriber overtaken",
+	[SIM_FEED_OVERTAKEN_READING] = "subscriber overtaken in a snapshot",
+	[SIM_FEED_SIDE] = "SIDE in the feed",
+	[SIM_FEED_CLEARED] = "CLEARED in the feed",
 };
 
 static const char *reason_name(uint32_t reason)

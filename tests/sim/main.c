@@ -65,6 +65,8 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 		sim_fail(sim, "%s", why);
 	for (sim->step = 1; sim->step <= steps && !sim->failed; sim->step++) {
 		sim_operate(sim);
+		if (!sim->failed)
+			sim_feed_step(sim);
 		if (!sim->failed && kvt_core_arena(sim->core)->mutation % 2)
 			sim_fail(sim, "the mutation word stayed odd");
 		if (!sim->failed && !kvt_core_counters_ok(sim->core))

@@ -17,8 +17,11 @@
 
 #include "daemon/core/core.h"
 #include "daemon/core/ledger.h"
+#include "daemon/log/feed.h"
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"
+#include "libclient/feed_reader.h"
+#include "libclient/snapshot.h"
 
 #define SIM_MAX_KEYS 6144 /* of one sequence */
 #define SIM_KEYS_AREA 16384
@@ -140,6 +143,14 @@ enum sim_rare {
 	SIM_SIDE_TRIMMED,  /* a victim took side pages along */
 	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
 	SIM_MEMBER,        /* a rank joined a group */
+	SIM_FEED_CHECKED,  /* what a subscriber of the feed knows was compared with the arena */
+	SIM_FEED_SNAPSHOT,
+	SIM_FEED_ROUNDS,   /* a snapshot looked again for namespaces of root pages */
+	SIM_FEED_LEFT_OUT, /* a page of a detached subtree */
+	SIM_FEED_OVERTAKEN,
+	SIM_FEED_OVERTAKEN_READING, /* while it took a snapshot */
+	SIM_FEED_SIDE,
+	SIM_FEED_CLEARED,
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
 };
@@ -154,6 +165,29 @@ struct sim_coverage {
 	uint64_t event[KVT_EV_KINDS];
 	uint64_t policy[KVT_POLICY_COUNT];
 	uint64_t rare[SIM_RARE_COUNT];
+};
+
+/* What a subscriber believes of a page. */
+struct sim_fed_page {
+	uint32_t state; /* KVT_PAGE_CACHED, KVT_PAGE_SIDE, 0 */
+	uint32_t parent, sealer, kind, namespace_id;
+	uint64_t root_key;
+};
+
+struct sim_feed {
+	bool on;
+	bool known;   /* `pages` is the state as of the reader's place */
+	bool reading; /* `snapshot` is being taken */
+	uint32_t stopped; /* steps */
+	uint64_t random;
+	void *memory;
+	struct kvt_feed_writer writer;
+	struct kvt_feed_reader reader;
+	struct kvt_snapshot snapshot;
+	struct kvt_arena_view view;
+	struct sim_fed_page *pages;
+	uint32_t *keys;
+	uint64_t digests[8][2];
 };
 
 struct sim {
@@ -175,6 +209,7 @@ struct sim {
 	bool tiny; /* set before sim_create(): small enough to check at every store */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
+	struct sim_feed feed;
 	struct sim_coverage *coverage;
 	struct sim_session sessions[SIM_SESSIONS + 1];
 	struct sim_sequence sequences[SIM_SEQUENCES];
@@ -234,6 +269,15 @@ void sim_check_progress(struct sim *sim);
 /* compare.c */
 /** Compare all of the core's memory with the model. */
 bool sim_compare(struct sim *sim);
+
+/* feed.c */
+/** Let the subscriber of the feed do something, between two operations. */
+void sim_feed_step(struct sim *sim);
+/** Step a snapshot that is being taken, inside an operation. */
+void sim_feed_inside(struct sim *sim);
+/** The core that wrote the feed is gone. */
+void sim_feed_lost(struct sim *sim);
+void sim_feed_free(struct sim *sim);
 
 /* coverage.c */
 void sim_coverage_print(const struct sim_coverage *coverage, FILE *to);

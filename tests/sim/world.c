@@ -199,6 +199,7 @@ void sim_restart(struct sim *sim)
 		sim_fail(sim, "adoption: %d, %s", error, why);
 		return;
 	}
+	sim_feed_lost(sim);
 	free(sim->scratch);
 	sim->scratch = sim->heir;
 	sim->heir = NULL;
@@ -231,6 +232,7 @@ void sim_destroy(struct sim *sim)
 {
 	for (uint32_t i = 1; i <= SIM_SESSIONS; i++)
 		sim_view_free(&sim->sessions[i]);
+	sim_feed_free(sim);
 	kvt_oracle_destroy(sim->oracle);
 	free(sim->arena);
 	free(sim->ledger);

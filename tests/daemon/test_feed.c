@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The feed of a real daemon: records, snapshots, refusals, and its life.
+ *
+ * Inputs: what a worker caches and loses. Invariant: after a snapshot, and whenever it has read all
+ * records, a subscriber knows exactly the pages that the daemon counts as cached. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "libclient/control.h"
+#include "tests/daemon/spawn.h"
+#include "tests/lib/cases.h"
+
+#define PAGE 16u
+#define PAGES 4096u
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_client *worker, *reader;
+static struct kvt_feed *feed;
+static uint32_t namespace_id;
+
+/* What the subscriber knows. */
+static uint8_t known[PAGES]; /* 1: a page of the tree, 2: a side page */
+static uint32_t parents[PAGES], first_keys[PAGES], n_known, used_page, used_n;
+static uint64_t cleared_to;
+static uint32_t n_spaces;
+
+static void connect_all(void)
+{
+	worker = kvt_test_connect(&daemon_);
+	reader = kvt_test_observe(&daemon_);
+	namespace_id = kvt_test_namespace(worker, "feed");
+	feed = NULL;
+}
+
+static int start(const char *more)
+{
+	kvt_test_daemon_begin(&daemon_, more);
+	connect_all();
+	return 0;
+}
+
+static int start_plain(void **state)
+{
+	return start(NULL);
+}
+
+static int start_small(void **state)
+{
+	return start("feed_bytes = 1M\nfeed_used = yes\n");
+}
+
+static int start_with_sides(void **state)
+{
+	return start("sides = 1,2\n");
+}
+
+static int start_hidden(void **state)
+{
+	return start("arena_visible = no\n");
+}
+
+static int start_without(void **state)
+{
+	return start("feed_bytes = 0\n");
+}
+
+static int start_supervised(void **state)
+{
+	kvt_test_daemon_begin_supervised(&daemon_, NULL);
+	connect_all();
+	return 0;
+}
+
+static int stop(void **state)
+{
+	kvt_feed_close(feed);
+	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(reader, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_end(&daemon_);
+	return 0;
+}
+
+static void forget(void)
+{
+	memset(known, 0, sizeof(known));
+	n_known = n_spaces = used_page = used_n = 0;
+	cleared_to = 0;
+}
+
+static void know(uint32_t page, uint8_t as)
+{
+	kvt_test_check(page > 0 && page < PAGES && !known[page]);
+	known[page] = as;
+	n_known++;
+}
+
+static void learn(const struct kvt_feed_record *record)
+{
+	uint32_t parent = record->parent;
+
+	n_spaces += record->type == KVT_FEED_NAMESPACE;
+	if (record->type == KVT_FEED_CLEARED)
+		cleared_to = record->epoch;
+	if (record->type == KVT_FEED_USED) {
+		used_page = record->parent;
+		used_n = record->n;
+	}
+	for (uint32_t i = 0; i < record->n && record->type == KVT_FEED_STORED; i++) {
+		kvt_test_check(!parent || known[parent] == 1);
+		kvt_test_equal(record->namespace_id, record->parent ? 0 : namespace_id);
+		know(record->pages[i], 1);
+		first_keys[record->pages[i]] = record->keys[i * PAGE];
+		parents[record->pages[i]] = parent;
+		parent = record->pages[i];
+	}
+	for (uint32_t i = 0; i < record->n && record->sides; i++) {
+		kvt_test_equal(known[record->sides[i].page], 1);
+		know(record->sides[i].side, 2);
+	}
+	for (uint32_t i = 0; i < record->n && record->type == KVT_FEED_REMOVED; i++) {
+		n_known -= known[record->pages[i]] != 0;
+		known[record->pages[i]] = 0;
+	}
+}
+
+/* Read until there are no more records: 0, or what kvt_feed_next() returns then. */
+static int catch_up(void)
+{
+	struct kvt_feed_record record;
+	int rc;
+
+	while ((rc = kvt_feed_next(feed, &record)) == 1)
+		learn(&record);
+	return rc;
+}
+
+static void expect_all_known(void)
+{
+	struct kvt_counters counters;
+
+	kvt_test_equal(catch_up(), 0);
+	counters = kvt_test_settled(&daemon_);
+	kvt_test_equal(catch_up(), 0);
+	kvt_test_equal(n_known, counters.cached_pages);
+}
+
+static void open_feed(void)
+{
+	kvt_test_equal(kvt_feed_open(reader, &feed), 0);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+}
+
+/* Cache n positions that begin with `first`. */
+static void cache(uint32_t first, uint32_t n)
+{
+	uint32_t keys[4096];
+	struct kvt_seq *seq;
+
+	kvt_test_check(n <= 4096);
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = first + i;
+	kvt_test_equal(kvt_seq_begin(worker, namespace_id, keys, n, 0, 0, &seq), 0);
+	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+static void change(uint32_t what, uint64_t argument)
+{
+	struct kvt_message_admin request = { .what = what, .argument = argument };
+	uint64_t answer[64];
+
+	kvt_test_check(kvt_admin(reader, &request, NULL, 0, answer, sizeof(answer)) >= 0);
+}
+
+TEST_WITH(records_tell_what_is_cached_and_what_stops_being_so, start_plain, stop)
+{
+	uint32_t root = 0, behind = 0;
+
+	open_feed();
+	cache(1000, 10 * PAGE);
+	cache(1000, 20 * PAGE);
+	expect_all_known();
+	kvt_test_equal(n_known, 20);
+	for (uint32_t page = 1; page < PAGES; page++) {
+		root += known[page] && first_keys[page] == 1000 && parents[page] == 0;
+		behind += known[page] && first_keys[page] != 1000 &&
+			  first_keys[parents[page]] == first_keys[page] - PAGE;
+	}
+	kvt_test_equal(root, 1);
+	kvt_test_equal(behind, 19);
+	change(KVT_ADMIN_EVICT, 7);
+	expect_all_known();
+	kvt_test_equal(n_known, 13);
+	cache(50000, 3 * PAGE);
+	change(KVT_ADMIN_RESET, 0);
+	expect_all_known();
+	kvt_test_equal(n_known, 0);
+	kvt_test_equal(cleared_to, 2);
+}
+
+TEST_WITH(a_snapshot_is_what_is_cached_and_changes_follow_it, start_plain, stop)
+{
+	for (uint32_t i = 0; i < 50; i++)
+		cache(1000 + 500 * i, (1 + i % 7) * PAGE);
+	cache(1000, 40 * PAGE);
+	open_feed();
+	cache(90000, 5 * PAGE); /* after the snapshot, before it is read */
+	expect_all_known();
+	kvt_test_check(n_known > 100);
+	kvt_test_equal(n_spaces, 1);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	expect_all_known();
+}
+
+TEST_WITH(side_pages_are_told, start_with_sides, stop)
+{
+	uint32_t keys[3 * PAGE], pages[2];
+	struct kvt_side sides[2];
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .arg = 3 * PAGE, .sides = sides,
+				       .n_sides = 2, .flags = KVT_F_KEEP | KVT_F_NO_LIST,
+				       .fence = KVT_IDLE };
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .namespace_id = namespace_id,
+				     .keys = keys, .n_keys = 3 * PAGE };
+	struct kvt_result result;
+
+	for (uint32_t i = 0; i < 3 * PAGE; i++)
+		keys[i] = 7 + i;
+	open_feed();
+	kvt_test_equal(kvt_alloc(worker, 2, pages), 0);
+	sides[0] = (struct kvt_side){ KVT_SIDE_PLACE(2, 0), pages[0] };
+	sides[1] = (struct kvt_side){ KVT_SIDE_PLACE(2, 1), pages[1] };
+	request.lease = kvt_test_call(worker, &begin).lease;
+	result = kvt_test_call(worker, &request);
+	kvt_test_equal(result.error, 0);
+	expect_all_known();
+	kvt_test_equal(n_known, 5);
+	kvt_test_equal(known[pages[0]], 2);
+	kvt_test_equal(known[pages[1]], 2);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	expect_all_known();
+	kvt_test_equal(known[pages[1]], 2);
+	request = (struct kvt_request){ .op = KVT_OP_END, .lease = request.lease,
+					.fence = KVT_IDLE };
+	kvt_test_equal(kvt_test_call(worker, &request).error, 0);
+	change(KVT_ADMIN_EVICT, 5);
+	expect_all_known();
+	kvt_test_equal(n_known, 0);
+}
+
+TEST_WITH(a_slow_subscriber_overflows_and_takes_a_snapshot, start_small, stop)
+{
+	open_feed();
+	kvt_test_equal(catch_up(), 0);
+	for (uint32_t i = 0; i < 200; i++) /* more than a mebibyte of keys */
+		cache(1000 + 10000 * i, 2048);
+	kvt_test_equal(catch_up(), -EOVERFLOW);
+	kvt_test_equal(kvt_client_error(reader)->code, -EOVERFLOW);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	expect_all_known();
+	kvt_test_check(n_known > 1000);
+}
+
+TEST_WITH(used_pages_are_told_if_asked_for, start_small, stop)
+{
+	open_feed();
+	cache(1000, 4 * PAGE);
+	cache(1000, 4 * PAGE + 1);
+	expect_all_known();
+	kvt_test_equal(used_n, 4);
+	kvt_test_equal(first_keys[used_page], 1000 + 3 * PAGE);
+}
+
+TEST_WITH(it_is_refused_where_keys_are_not_shown, start_hidden, stop)
+{
+	kvt_test_equal(kvt_feed_open(reader, &feed), -EACCES);
+	kvt_test_check(strstr(kvt_client_error(reader)->text, "arena_visible = yes"));
+}
+
+TEST_WITH(it_is_refused_without_memory_for_it, start_without, stop)
+{
+	kvt_test_equal(kvt_feed_open(reader, &feed), -ENOTSUP);
+	kvt_test_check(strstr(kvt_client_error(reader)->text, "feed_bytes = 16M"));
+}
+
+TEST_WITH(a_client_has_one_feed, start_plain, stop)
+{
+	struct kvt_feed *second;
+
+	open_feed();
+	kvt_test_equal(kvt_feed_open(reader, &second), -EALREADY);
+	kvt_feed_close(feed);
+	open_feed();
+}
+
+TEST_WITH(it_is_made_for_the_first_subscriber_and_dropped_with_the_last, start_plain, stop)
+{
+	uint32_t before = kvt_test_daemon_descriptors(&daemon_);
+	struct kvt_feed *second;
+
+	open_feed();
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before + 2);
+	kvt_test_equal(kvt_feed_open(worker, &second), 0);
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before + 2);
+	kvt_feed_close(second);
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before + 2);
+	kvt_feed_close(feed);
+	feed = NULL;
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before);
+	open_feed();
+	kvt_client_abandon(reader); /* without a word */
+	feed = NULL;
+	reader = kvt_test_observe(&daemon_);
+	/* Each request is a turn, in which the daemon sees hang-ups. */
+	for (int i = 0; i < 1000 && kvt_test_daemon_descriptors(&daemon_) != before; i++)
+		kvt_test_settled(&daemon_);
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before);
+}
+
+TEST_WITH(its_descriptor_cannot_write, start_plain, stop)
+{
+	struct kvt_message_feed message = { .head.type = KVT_MSG_FEED, .on = 1 };
+	int fd = -1;
+
+	kvt_test_check(kvt_control_ask_fd(worker, &message.head, sizeof(message), &fd) > 0);
+	kvt_test_check(fd >= 0);
+	kvt_test_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+	kvt_test_check(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+	kvt_test_check(ftruncate(fd, 0) != 0);
+	close(fd);
+}
+
+TEST_WITH(after_a_restart_subscribers_ask_again, start_supervised, stop)
+{
+	cache(1000, 20 * PAGE);
+	open_feed();
+	expect_all_known();
+	kvt_test_daemon_succeed(&daemon_);
+	kvt_test_equal(catch_up(), -ECONNRESET);
+	kvt_feed_close(feed);
+	cache(70000, 3 * PAGE);
+	open_feed();
+	cache(80000, 3 * PAGE);
+	expect_all_known();
+	kvt_test_equal(n_known, 26);
+}
+
+TEST_WITH(a_forked_child_has_no_feed, start_plain, stop)
+{
+	struct kvt_feed_record record;
+	int status;
+	pid_t pid;
+
+	open_feed();
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0)
+		_exit(kvt_feed_next(feed, &record) == -ECHILD ? (kvt_feed_close(feed), 0) : 1);
+	kvt_test_equal(waitpid(pid, &status, 0), pid);
+	kvt_test_equal(status, 0);
+	cache(1000, PAGE);
+	expect_all_known();
+}
