@@ -204,6 +204,7 @@ void bench_salts(const struct bench_options *options);
 void bench_unix(const struct bench_options *options);
 void bench_evict(const struct bench_options *options);
 void bench_sides(const struct bench_options *options);
+void bench_feed(const struct bench_options *options);
 void bench_arena(void);
 void bench_memory(const struct bench_options *options);
 void bench_attacks(const struct bench_options *options);

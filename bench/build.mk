@@ -5,7 +5,8 @@ BENCH_SRC := $(wildcard bench/*.c bench/attacks/*.c)
 BENCH_OBJ := $(call objs,$(BENCH_SRC))
 LAB_ARCHIVES := $(O)/libkvtlab.a $(O)/libkvttools.a
 
-$(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(CLIENT_OBJ) $(CORE_OBJ) $(SHM_OBJ)
+$(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(call objs,daemon/log/feed.c) $(CLIENT_OBJ) \
+		$(CORE_OBJ) $(SHM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(LAB_LIBS) -lpthread
 
 # kvtbench-restart: how long requests wait while one daemon follows another.

@@ -35,6 +35,7 @@ enum part {
 	PART_MEMORY = 1u << 16,
 	PART_SALTS = 1u << 17,
 	PART_SIDES = 1u << 18,
+	PART_FEED = 1u << 19,
 };
 /* Parts that run only by name. */
 #define PARTS_APART (PART_SCENARIOS | PART_ATTACKS | PART_CROWD)
@@ -52,6 +53,7 @@ static const struct {
 	{ "probe", PART_PROBE, "reading the tree without the daemon" },
 	{ "cycle", PART_CYCLE, "BEGIN + COMMIT + END, 4,096 cached + 727 new" },
 	{ "sides", PART_SIDES, "the cycle with side pages, and without (in this process)" },
+	{ "feed", PART_FEED, "the cycle with a subscriber, and without (in this process)" },
 	{ "throughput", PART_THROUGHPUT, "1 to 8 clients, batches of 1 to 32" },
 	{ "hammer", PART_HAMMER, "4,096-key matches beside 131,072-key ones" },
 	{ "reclaim", PART_RECLAIM, "pages of a killed client back to FREE" },
@@ -257,6 +259,8 @@ int main(int argc, char **argv)
 		bench_evict(&options);
 	if (wanted & PART_SIDES)
 		bench_sides(&options);
+	if (wanted & PART_FEED)
+		bench_feed(&options);
 	if (wanted & PART_ARENA)
 		bench_arena();
 	if (wanted & PART_MEMORY && !options.core)

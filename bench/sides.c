@@ -1,21 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file sides.c
- * A cycle whose COMMIT attaches side pages to its last page, beside the same cycle without sides.
- * Both on the state machine in this process.
+ * A cycle that does more, beside the same cycle without it: its COMMIT attaches side pages to its
+ * last page, or its changes are told to a subscriber. On state machines in this process.
  *
- * Inputs: none; it makes its own tree. Invariant: the two cores run in turns, on the same keys.
+ * Inputs: none; it makes its own trees. Invariant: two cores run in turns, on the same keys.
  * Caller: main.c.
  */
 #include "bench/bench.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "daemon/log/feed.h"
+#include "shm/map.h"
 
 #define KINDS 3u
 #define CACHED 4096u
 #define NEW 727u /* as in `cycle` */
 #define TURNS 20u
-#define AIM 1.3
+#define AIM_SIDES 1.3
+#define AIM_FEED 1.1
+#define FEED_BYTES (16u << 20)
 
 /* Run a sequence, with a side page of each kind at its last whole page. Return the ticks. */
 static uint64_t cycle(struct bench_target *target, const uint32_t *keys, uint32_t n,
@@ -53,25 +60,27 @@ static uint64_t cycle(struct bench_target *target, const uint32_t *keys, uint32_
 	return ticks;
 }
 
-void bench_sides(const struct bench_options *options)
-{
-	struct bench_options core = *options;
-	struct bench_target sided = { .config = { .n_sides = KINDS, .side_pages = { 1, 1, 1 } } };
-	struct bench_target plain = { 0 };
-	struct bench_samples with = { 0 }, without = { 0 };
-	struct bench_result line = { .name = "cycle_sides", .keys = CACHED + NEW,
-				     .kind = "a side page of 3 kinds at the last page",
-				     .floor_is = "the same without sides" };
-	uint32_t count = options->quick ? 200 : 1000, keys[CACHED + NEW];
+static struct kvt_feed_writer feed; /* of the core that tells its changes */
 
-	core.core = true;
-	bench_target_open(&sided, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
-	bench_target_open(&plain, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+static void write_change(void *context, const struct kvt_change *change)
+{
+	(void)context;
+	kvt_feed_write(&feed, change);
+}
+
+/* Run both in turns, and print the line. */
+static void compare(const struct bench_options *options, struct bench_target *more,
+		    struct bench_target *plain, struct bench_result *line, const char *aim,
+		    double most)
+{
+	uint32_t count = options->quick ? 200 : 1000, keys[CACHED + NEW];
+	struct bench_samples with = { 0 }, without = { 0 };
+
 	bench_new_keys(keys, CACHED);
-	cycle(&sided, keys, CACHED, 0);
-	cycle(&plain, keys, CACHED, 0);
+	cycle(more, keys, CACHED, 0);
+	cycle(plain, keys, CACHED, 0);
 	for (uint32_t turn = 0; turn < TURNS; turn++) {
-		struct bench_target *target = turn % 2 ? &plain : &sided;
+		struct bench_target *target = turn % 2 ? plain : more;
 
 		for (uint32_t i = 0; i < count; i++) {
 			bench_new_keys(keys + CACHED, NEW);
@@ -79,11 +88,50 @@ void bench_sides(const struct bench_options *options)
 					  cycle(target, keys, CACHED + NEW, CACHED));
 		}
 	}
-	line.value = bench_samples_take(&with);
-	line.floor = bench_samples_take(&without);
-	bench_emit(&line);
-	bench_aim("BEGIN+COMMIT+END with 3 side pages, p50 / without",
-		  line.value.p50 / line.floor.p50, "x", AIM, false);
-	bench_target_close(&sided);
-	bench_target_close(&plain);
+	line->value = bench_samples_take(&with);
+	line->floor = bench_samples_take(&without);
+	bench_emit(line);
+	bench_aim(aim, line->value.p50 / line->floor.p50, "x", most, false);
+	bench_target_close(more);
+	bench_target_close(plain);
+}
+
+void bench_sides(const struct bench_options *options)
+{
+	struct bench_options core = *options;
+	struct bench_target sided = { .config = { .n_sides = KINDS, .side_pages = { 1, 1, 1 } } };
+	struct bench_target plain = { 0 };
+	struct bench_result line = { .name = "cycle_sides", .keys = CACHED + NEW,
+				     .kind = "a side page of 3 kinds at the last page",
+				     .floor_is = "the same without sides" };
+
+	core.core = true;
+	bench_target_open(&sided, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	bench_target_open(&plain, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	compare(options, &sided, &plain, &line,
+		"BEGIN+COMMIT+END with 3 side pages, p50 / without", AIM_SIDES);
+}
+
+void bench_feed(const struct bench_options *options)
+{
+	uint64_t bytes = kvt_feed_object_bytes(FEED_BYTES);
+	struct bench_target told = { 0 }, plain = { 0 };
+	struct bench_options core = *options;
+	struct bench_result line = { .name = "cycle_feed", .keys = CACHED + NEW,
+				     .kind = "with a subscriber of the feed",
+				     .floor_is = "the same without" };
+	void *memory = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+
+	if (!memory)
+		bench_die("feed: no memory");
+	kvt_map_huge(memory, bytes);
+	memset(memory, 0, bytes); /* a ring that came round once */
+	core.core = true;
+	bench_target_open(&told, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	bench_target_open(&plain, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);
+	kvt_feed_begin(&feed, memory, bytes, told.core, told.arena, told.sizes.arena_bytes, false);
+	kvt_core_set_change(told.core, write_change);
+	compare(options, &told, &plain, &line,
+		"BEGIN+COMMIT+END with a subscriber of the feed, p50 / without", AIM_FEED);
+	munmap(memory, bytes);
 }

@@ -183,6 +183,9 @@ void attack_nodes(struct attack_run *run);
 void attack_pages(struct attack_run *run);
 void attack_locks(struct attack_run *run);
 void attack_queues(struct attack_run *run);
+void attack_feed_loop(struct attack_run *run);
+void attack_feed_many(struct attack_run *run);
+void attack_feed_again(struct attack_run *run);
 void attack_metrics_idle(struct attack_run *run);
 void attack_together(struct attack_run *run);
 
