@@ -6,18 +6,19 @@
  * lab/main.c. */
 
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk.h"
 #include "lab/analyze/analyze.h"
+#include "lab/trace/options.h"
 #include "tools/progress.h"
 #include "tools/util.h"
 
+#define COMMAND "analyze"
+#define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)
 #define N_SIZES 20u
 #define MAX_SIZES 1000u
 #define MAX_CONCURRENCY 65536u
@@ -41,16 +42,13 @@ struct analyze {
 
 static const char usage_text[] =
 	"Usage: kvtlab analyze FILE|- [options]\n"
+	"       kvtlab analyze --format generate [options]\n"
 	"Says what requests have in common, and what a pool of each size would find of them.\n\n"
-	"  --format F          mooncake, agent, jsonl, or any: that of the first object (any)\n"
-	"  --block-size N      positions that a block id stands for (mooncake 512, agent 64)\n"
+	KVT_TRACE_USAGE KVT_TRACE_MORE_USAGE
 	"  --page-size N       positions per page (64; with --socket that of the daemon)\n"
 	"  --concurrency N     requests that run at once (1)\n"
 	"  --pages N,N,...     pools to look at, as n_pages counts (20 from the smallest to the\n"
 	"                      one that computes nothing twice)\n"
-	"  --requests N        only the first N\n"
-	"  --users N           agent: users active at once (16)\n"
-	"  --context N         leave out requests of more positions, answer included\n"
 	"  --socket PATH       look up what this daemon has cached; nothing there changes\n"
 	"  --namespace NAME    where: a cache salt, SALT/ADAPTER, or a digest\n"
 	"  --svg FILE          draw the hit rates\n"
@@ -58,19 +56,15 @@ static const char usage_text[] =
 	"  --quiet             show no progress\n";
 
 enum option_code {
-	OPT_FORMAT = 256, OPT_BLOCK_SIZE, OPT_PAGE_SIZE, OPT_CONCURRENCY, OPT_PAGES, OPT_REQUESTS,
-	OPT_USERS, OPT_CONTEXT, OPT_SOCKET, OPT_NAMESPACE, OPT_SVG, OPT_JSON, OPT_QUIET, OPT_HELP,
+	OPT_PAGE_SIZE = KVT_TRACE_OPTION_END, OPT_CONCURRENCY, OPT_PAGES, OPT_SOCKET, OPT_NAMESPACE,
+	OPT_SVG, OPT_JSON, OPT_QUIET, OPT_HELP,
 };
 
 static const struct option long_options[] = {
-	{ "format", required_argument, NULL, OPT_FORMAT },
-	{ "block-size", required_argument, NULL, OPT_BLOCK_SIZE },
+	KVT_TRACE_LONG_OPTIONS,
 	{ "page-size", required_argument, NULL, OPT_PAGE_SIZE },
 	{ "concurrency", required_argument, NULL, OPT_CONCURRENCY },
 	{ "pages", required_argument, NULL, OPT_PAGES },
-	{ "requests", required_argument, NULL, OPT_REQUESTS },
-	{ "users", required_argument, NULL, OPT_USERS },
-	{ "context", required_argument, NULL, OPT_CONTEXT },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "namespace", required_argument, NULL, OPT_NAMESPACE },
 	{ "svg", required_argument, NULL, OPT_SVG },
@@ -80,58 +74,21 @@ static const struct option long_options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-static __attribute__((noreturn, format(printf, 1, 2))) void usage_error(const char *format, ...)
-{
-	va_list arguments;
-
-	fprintf(stderr, "kvtlab analyze: ");
-	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
-	va_end(arguments);
-	fprintf(stderr, "; kvtlab analyze --help lists the options\n");
-	exit(KVT_EXIT_USAGE);
-}
-
-/* Store a numeric option after a check of its range. */
 static bool set_number(struct analyze *analyze, int code, const char *text)
 {
-	const struct {
-		int code;
-		const char *name;
-		uint32_t *to;
-		uint32_t least, most;
-	} rows[] = {
-		{ OPT_BLOCK_SIZE, "block-size", &analyze->options.block, 1, 1u << 20 },
+	const struct kvt_number_option rows[] = {
 		{ OPT_PAGE_SIZE, "page-size", &analyze->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_CONCURRENCY, "concurrency", &analyze->analysis.concurrency, 1,
 		  MAX_CONCURRENCY },
-		{ OPT_REQUESTS, "requests", &analyze->options.requests, 1, UINT32_MAX },
-		{ OPT_USERS, "users", &analyze->options.users, 1, 1u << 20 },
-		{ OPT_CONTEXT, "context", &analyze->options.context, 1, UINT32_MAX },
 	};
-	uint64_t value;
 
-	for (unsigned int i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		if (rows[i].code != code)
-			continue;
-		if (kvt_number_parse(text, strlen(text), rows[i].most, &value) ||
-		    value < rows[i].least)
-			usage_error("--%s takes a number from %u to %u, not '%s'", rows[i].name,
-				    rows[i].least, rows[i].most, text);
-		*rows[i].to = (uint32_t)value;
-		return true;
-	}
-	return false;
+	return kvt_number_option_set(COMMAND, rows, sizeof(rows) / sizeof(rows[0]), code, text) ||
+	       kvt_trace_option_set(COMMAND, &analyze->options, code, text);
 }
 
 static void set(struct analyze *analyze, int code, const char *text)
 {
 	switch (code) {
-	case OPT_FORMAT:
-		if (kvt_trace_format_parse(text, &analyze->options.format) ||
-		    analyze->options.format == KVT_TRACE_GENERATE)
-			usage_error("--format takes mooncake, agent, jsonl or any, not '%s'", text);
-		break;
 	case OPT_PAGES:
 		analyze->pages = text;
 		break;
@@ -167,12 +124,7 @@ static void parse(int argc, char **argv, struct analyze *analyze)
 		if (!set_number(analyze, c, optarg))
 			set(analyze, c, optarg);
 	}
-	if (optind < argc)
-		analyze->options.path = argv[optind++];
-	if (optind < argc)
-		usage_error("one FILE at a time, not also '%s'", argv[optind]);
-	if (!analyze->options.path)
-		usage_error("FILE is missing (-: standard input)");
+	kvt_trace_option_file(COMMAND, &analyze->options, argc, argv);
 	if (analyze->socket_path && analyze->page_size)
 		usage_error("with --socket the page size is the daemon's: leave out --page-size");
 	if (analyze->namespace_name && !analyze->socket_path)

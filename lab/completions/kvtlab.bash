@@ -24,8 +24,9 @@ _kvtlab() {
 			--kill --coalesce --bursts --prefill-rate --sides --points-every --points-all
 			--points-drop --served --write-trace --no-verify
 			--no-private --json --quiet --progress --help --help-all" ;;
-		analyze) words="--format --block-size --page-size --concurrency --pages --requests --users
-			--context --socket --namespace --svg --json --quiet --help" ;;
+		analyze) words="--format --block-size --requests --users --context --sessions --bursts
+			--seed --page-size --concurrency --pages --socket --namespace --svg --json
+			--quiet --help" ;;
 		verify) words="--json --help" ;;
 		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
 		bench) words="attn restart --help" ;;

@@ -8,20 +8,21 @@
 #include "lab/replay/replay.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lab/trace/options.h"
 #include "shm/atomic.h"
 #include "tools/progress.h"
 #include "tools/util.h"
 
+#define COMMAND "replay"
+#define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)
 #define LOOK_EVERY_MS 25 /* samples of the pool, progress bar */
 #define DEFAULT_POSITIONS (1u << 20)
 #define OP_KEYS_DEFAULT (1u << 20)
@@ -52,9 +53,7 @@ static const char usage_text[] =
 	"Usage: kvtlab replay FILE [options]\n"
 	"       kvtlab replay --format generate [options]\n"
 	"Replays a request trace through worker processes that share one daemon.\n\n"
-	"  --format F          mooncake, agent, jsonl, generate (no FILE), or any: that of the\n"
-	"                      first object of FILE (any)\n"
-	"  --block-size N      positions that a block id stands for (mooncake 512, agent 64)\n"
+	KVT_TRACE_USAGE
 	"  --workers N         worker processes (4)\n"
 	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
 	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
@@ -64,8 +63,6 @@ static const char usage_text[] =
 	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --policy P          lru, slru, lfu, fifo, filo, mru or priority (lru)\n"
 	"  --log FILE          our own daemon writes its operation log, for kvtlab verify\n"
-	"  --requests N        stop after so many requests\n"
-	"  --users N           agent, generate: users active at once (16)\n"
 	"  --chunk N           positions computed between two COMMITs (512)\n"
 	"  --concurrency N     requests in flight in each worker (1)\n"
 	"  --kill N            kill so many workers on the way\n"
@@ -74,17 +71,14 @@ static const char usage_text[] =
 	"  --help-all          the other options, too\n";
 
 static const char more_usage[] =
+	KVT_TRACE_MORE_USAGE
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
-	"  --context N         leave out requests of more positions, answer included\n"
-	"  --sessions N        generate: how many sessions (64)\n"
-	"  --seed N            of generate and of all keys (0)\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
 	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
 	"  --force-miss        reuse nothing, compute and publish everything\n"
 	"  --coalesce MS       a BEGIN waits so long for what other workers compute (0: not)\n"
-	"  --bursts N          agent, generate: each sub-agent starts N times at once (1)\n"
 	"  --prefill-rate N    positions a second that one device computes for all workers\n"
 	"                      together (0: as fast as patterns are written)\n"
 	"  --sides W0,W1,...   our own daemon's pages have sides; workers publish points\n"
@@ -99,18 +93,16 @@ static const char more_usage[] =
 	"  --progress          show progress at once, and every second if stderr is no terminal\n";
 
 enum option_code {
-	OPT_FORMAT = 256, OPT_WORKERS, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES, OPT_PAGE_SIZE,
-	OPT_PAGE_BYTES, OPT_POLICY, OPT_DISABLED, OPT_LOG, OPT_REQUESTS, OPT_USERS, OPT_CONTEXT,
-	OPT_SESSIONS, OPT_SEED, OPT_NAMESPACES, OPT_CHUNK, OPT_CONCURRENCY, OPT_TIME_SCALE,
-	OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED, OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY,
-	OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP, OPT_COALESCE, OPT_BURSTS, OPT_PREFILL,
-	OPT_PROGRESS, OPT_BLOCK_SIZE, OPT_HELP_ALL,
-	OPT_SIDES, OPT_POINTS_EVERY, OPT_POINTS_ALL, OPT_POINTS_DROP,
+	OPT_WORKERS = KVT_TRACE_OPTION_END, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES,
+	OPT_PAGE_SIZE, OPT_PAGE_BYTES, OPT_POLICY, OPT_DISABLED, OPT_LOG, OPT_NAMESPACES, OPT_CHUNK,
+	OPT_CONCURRENCY, OPT_TIME_SCALE, OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED,
+	OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY, OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
+	OPT_COALESCE, OPT_PREFILL, OPT_PROGRESS, OPT_HELP_ALL, OPT_SIDES, OPT_POINTS_EVERY,
+	OPT_POINTS_ALL, OPT_POINTS_DROP,
 };
 
 static const struct option long_options[] = {
-	{ "format", required_argument, NULL, OPT_FORMAT },
-	{ "block-size", required_argument, NULL, OPT_BLOCK_SIZE },
+	KVT_TRACE_LONG_OPTIONS,
 	{ "workers", required_argument, NULL, OPT_WORKERS },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "start-daemon", no_argument, NULL, OPT_START },
@@ -121,11 +113,6 @@ static const struct option long_options[] = {
 	{ "policy", required_argument, NULL, OPT_POLICY },
 	{ "disabled", no_argument, NULL, OPT_DISABLED },
 	{ "log", required_argument, NULL, OPT_LOG },
-	{ "requests", required_argument, NULL, OPT_REQUESTS },
-	{ "users", required_argument, NULL, OPT_USERS },
-	{ "context", required_argument, NULL, OPT_CONTEXT },
-	{ "sessions", required_argument, NULL, OPT_SESSIONS },
-	{ "seed", required_argument, NULL, OPT_SEED },
 	{ "namespaces", required_argument, NULL, OPT_NAMESPACES },
 	{ "chunk", required_argument, NULL, OPT_CHUNK },
 	{ "concurrency", required_argument, NULL, OPT_CONCURRENCY },
@@ -134,7 +121,6 @@ static const struct option long_options[] = {
 	{ "force-miss", no_argument, NULL, OPT_FORCE_MISS },
 	{ "kill", required_argument, NULL, OPT_KILL },
 	{ "coalesce", required_argument, NULL, OPT_COALESCE },
-	{ "bursts", required_argument, NULL, OPT_BURSTS },
 	{ "prefill-rate", required_argument, NULL, OPT_PREFILL },
 	{ "sides", required_argument, NULL, OPT_SIDES },
 	{ "points-every", required_argument, NULL, OPT_POINTS_EVERY },
@@ -153,65 +139,25 @@ static const struct option long_options[] = {
 	{ NULL, 0, NULL, 0 },
 };
 
-static __attribute__((noreturn, format(printf, 1, 2))) void usage_error(const char *format, ...)
-{
-	va_list arguments;
-
-	fprintf(stderr, "kvtlab replay: ");
-	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
-	va_end(arguments);
-	fprintf(stderr, "; kvtlab replay --help-all lists the options\n");
-	exit(KVT_EXIT_USAGE);
-}
-
-static uint64_t number_of(const char *name, const char *text, uint64_t least, uint64_t most)
-{
-	uint64_t value;
-
-	if (kvt_number_parse(text, strlen(text), most, &value) || value < least)
-		usage_error("--%s takes a number from %llu to %llu, not '%s'", name,
-			    (unsigned long long)least, (unsigned long long)most, text);
-	return value;
-}
-
-/* Store a numeric option after a check of its range. */
 static bool set_number(struct kvt_replay_options *options, int code, const char *text)
 {
-	const struct {
-		int code;
-		const char *name;
-		uint32_t *value;
-		uint64_t least, most;
-	} rows[] = {
+	const struct kvt_number_option rows[] = {
 		{ OPT_WORKERS, "workers", &options->workers, 1, KVT_REPLAY_MAX_WORKERS },
-		{ OPT_BLOCK_SIZE, "block-size", &options->trace.block, 1, 1u << 20 },
 		{ OPT_PAGES, "pages", &options->n_pages, 2, 1u << 30 },
 		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
-		{ OPT_REQUESTS, "requests", &options->trace.requests, 0, UINT32_MAX },
-		{ OPT_USERS, "users", &options->trace.users, 1, 1u << 20 },
-		{ OPT_CONTEXT, "context", &options->trace.context, 0, UINT32_MAX },
-		{ OPT_SESSIONS, "sessions", &options->trace.sessions, 1, 1u << 20 },
 		{ OPT_NAMESPACES, "namespaces", &options->n_namespaces, 1, 4096 },
 		{ OPT_CHUNK, "chunk", &options->chunk, 1, 1u << 30 },
 		{ OPT_CONCURRENCY, "concurrency", &options->concurrency, 1,
 		  KVT_REPLAY_MAX_CONCURRENCY },
 		{ OPT_KILL, "kill", &options->kills, 0, KVT_REPLAY_MAX_WORKERS },
 		{ OPT_COALESCE, "coalesce", &options->coalesce_ms, 0, UINT32_MAX },
-		{ OPT_BURSTS, "bursts", &options->trace.bursts, 1, 64 },
 		{ OPT_POINTS_EVERY, "points-every", &options->points_every, 0, 1u << 30 },
 		{ OPT_PREFILL, "prefill-rate", &options->prefill_rate, 0, UINT32_MAX },
 	};
 
-	for (unsigned int i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		if (rows[i].code == code) {
-			*rows[i].value = (uint32_t)number_of(rows[i].name, text, rows[i].least,
-							     rows[i].most);
-			return true;
-		}
-	}
-	return false;
+	return kvt_number_option_set(COMMAND, rows, sizeof(rows) / sizeof(rows[0]), code, text) ||
+	       kvt_trace_option_set(COMMAND, &options->trace, code, text);
 }
 
 static bool set_flag(struct kvt_replay_options *options, int code)
@@ -262,11 +208,6 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 	char *end;
 
 	switch (code) {
-	case OPT_FORMAT:
-		if (kvt_trace_format_parse(text, &options->trace.format))
-			usage_error("--format takes mooncake, agent, jsonl, generate or any, not "
-				    "'%s'", text);
-		break;
 	case OPT_SOCKET:
 		options->socket_path = text;
 		break;
@@ -287,9 +228,6 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 		break;
 	case OPT_WRITE:
 		*ret_write = text;
-		break;
-	case OPT_SEED:
-		options->trace.seed = number_of("seed", text, 0, UINT64_MAX);
 		break;
 	case OPT_TIME_SCALE:
 		options->time_scale = strtod(text, &end);
@@ -312,13 +250,6 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 
 static void check(struct kvt_replay_options *options)
 {
-	bool generate = options->trace.format == KVT_TRACE_GENERATE;
-
-	if (generate && options->trace.path)
-		usage_error("--format generate reads no file, but '%s' is given",
-			    options->trace.path);
-	if (!generate && !options->trace.path)
-		usage_error("FILE is missing (-: standard input; or --format generate)");
 	if (options->page_bytes % 8)
 		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
 	if (options->kills >= options->workers)
@@ -343,10 +274,7 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 		if (!set_number(options, c, optarg) && !set_flag(options, c))
 			set_text(options, c, optarg, ret_write);
 	}
-	if (optind < argc)
-		options->trace.path = argv[optind++];
-	if (optind < argc)
-		usage_error("one FILE at a time, not also '%s'", argv[optind]);
+	kvt_trace_option_file(COMMAND, &options->trace, argc, argv);
 	check(options);
 	if (*ret_write && options->trace.bursts > 1)
 		usage_error("--write-trace cannot write down --bursts");

@@ -38,6 +38,10 @@ assert [len(each.getAttribute("points").split()) for each in curves] == [3, 3]' 
 # Each size is what a daemon of this size measures, to the position.
 trace=(--sessions 12 --users 6 --seed 5)
 "$kvtlab" replay --format generate "${trace[@]}" --write-trace "$work/trace" || die "no trace"
+analyze --format generate "${trace[@]}" --requests 200 --pages 2500
+mv "$work/json" "$work/generated"
+analyze "$work/trace" --users 6 --requests 200 --pages 2500
+cmp "$work/json" "$work/generated" || die "a trace differs from itself, written down"
 analyze "$work/trace" --users 6 --requests 200 --pages 1700,2000,2500,3500,8000
 ! grep -q '"order"' "$work/json" || die "requests that wait for answers were put in another order"
 tr '{' '\n' <"$work/json" |
