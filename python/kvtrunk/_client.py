@@ -227,10 +227,13 @@ def _result_of(native: Any, tag: Any) -> Result:
 class Namespace:
     """A tree that matches no other: Client.namespace()."""
 
-    def __init__(self, client: Client, number: int, label: str, root_key: int = 0) -> None:
+    def __init__(self, client: Client, number: int, digest: tuple[int, int], label: str,
+                 root_key: int = 0) -> None:
         self._client = client
         self._id = number
         self._root_key = root_key
+        self.digest = digest
+        """What it is called in all processes: FeedRecord.digest."""
         self.label = label
         """For people."""
 
@@ -241,7 +244,7 @@ class Namespace:
         that of the whole namespace, and so is remove_all(), which a root refuses."""
         if not 0 <= operator.index(root_key) < 1 << 64:
             raise ValueError(f"a root key is from 0 to 2^64 - 1, not {root_key}")
-        return Namespace(self._client, self._id, self.label, root_key)
+        return Namespace(self._client, self._id, self.digest, self.label, root_key)
 
     def _request(self, op: int, keys: Any, n: int, flags: int = 0) -> Any:
         request = ffi.new("struct kvt_request *")
@@ -654,7 +657,7 @@ class Client:
         text = ffi.new("char[]", label.encode("utf-8", "replace").replace(b"\0", b"?"))
         with self._lock:
             self._check(lib.kvt_namespace_open(self._open(), digest, text, number))
-        return Namespace(self, number[0], label)
+        return Namespace(self, number[0], (digest[0], digest[1]), label)
 
     @property
     def pool(self) -> Pool:

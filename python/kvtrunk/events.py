@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pool has cached, as the KV events that routers read: docs/events.md.
+
+A Source follows the daemon's feed and gives events of chosen namespaces: each page is stored once,
+behind its parent, and removed once, whoever computed it. A Publisher sends them by ZeroMQ, as the
+publishers of vLLM and SGLang do. It needs pyzmq and msgspec; all else needs neither.
+
+    publisher = events.Publisher("tcp://*:5557", client.info.page_size)
+    with events.Source() as source, publisher:
+        source.share(client.namespace(model="prices"))
+        while serving:
+            publisher.publish(source.take())
+            time.sleep(0.01)
+"""
+from __future__ import annotations
+
+import collections
+import hashlib
+import importlib
+import os
+import time
+from array import array
+from types import TracebackType
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
+
+from ._client import Client, Namespace, connect
+from ._errors import ConnectionLost, DaemonUnreachable, Error, Overflow, Timeout
+from ._feed import Feed, FeedRecord
+
+_RETRY_S = 0.2
+_TIMEOUT_S = 5.0
+_UNSENT_MAX = 100_000
+_TOKENS_END = 1 << 31
+"""Keys from here on are no tokens: kvtrunk_keys.h."""
+
+
+class Stored(NamedTuple):
+    """Pages became cached, in the order of their path."""
+
+    space: Any
+    """What share() was given with their namespace."""
+    digests: list[bytes]
+    """Of each page."""
+    parent: Optional[bytes]
+    """Digest of the page in front. None: they begin a prompt."""
+    tokens: list[int]
+    """Of all pages. Of pairs one more: each position has its token, and the next one."""
+
+
+class Removed(NamedTuple):
+    """Pages stopped being cached."""
+
+    digests: list[bytes]
+
+
+class Cleared(NamedTuple):
+    """Nothing of before is cached. What is follows."""
+
+
+Event = Union[Stored, Removed, Cleared]
+Chain = Callable[[Any, Optional[bytes], Sequence[int]], bytes]
+"""chain(space, parent, tokens): digest of a page, from its parent's and its tokens, as in Stored."""
+
+
+class Space(NamedTuple):
+    """What routers are told of a namespace."""
+
+    lora_name: Optional[str] = None
+    cache_salt: Optional[str] = None
+
+
+def sha256_chain(space: Space, parent: Optional[bytes], tokens: Sequence[int]) -> bytes:
+    """SGLang's rule: SHA-256 of the parent's digest and the tokens, u32 little endian. A salt, and
+    an adapter, is the parent of the first page."""
+    if parent is None:
+        parent = b""
+        if space.lora_name is not None:
+            parts = (b"\1%b%b" % (len(text).to_bytes(8, "little"), text) if text is not None else
+                     b"\0" for text in (_utf8(space.lora_name), _utf8(space.cache_salt)))
+            parent = hashlib.sha256(b"sglang-kv-event-namespace-v1" + b"".join(parts)).digest()
+        elif space.cache_salt is not None:
+            parent = hashlib.sha256(b"sglang-cache-salt-v1\0" +
+                                    space.cache_salt.encode()).digest()
+    return hashlib.sha256(parent + array("I", tokens).tobytes()).digest()
+
+
+def _utf8(text: Optional[str]) -> Optional[bytes]:
+    return None if text is None else text.encode()
+
+
+class _Page:
+    """One cached page."""
+
+    __slots__ = ("space", "digest", "last")
+
+    def __init__(self, space: _Space, digest: Optional[bytes], last: int) -> None:
+        self.space = space
+        self.digest = digest
+        """None: not told."""
+        self.last = last
+        """Its last key."""
+
+
+class _Space:
+    """The tree of a namespace and root key."""
+
+    def __init__(self) -> None:
+        self.shared = False
+        self.value: Any = None
+        self.waiting: dict[int, tuple[int, int, memoryview]] = {}
+        """Until it is shared, its pages: parent, key in front, and keys."""
+
+
+class Index:
+    """From records of a feed to events."""
+
+    def __init__(self, page_size: int, chain: Chain, pairs: bool = False) -> None:
+        """pairs: keys are those of bigram_keys()."""
+        self._page_size = page_size
+        self._chain = chain
+        self._pairs = pairs
+        self._numbers: dict[int, tuple[int, int]] = {}
+        """Digests of namespaces."""
+        self._spaces: dict[tuple[int, int], dict[int, _Space]] = {}
+        """By digest and root key."""
+        self._pages: dict[int, _Page] = {}
+        self._told: dict[bytes, int] = {}
+        """How many pages have a digest: with pairs those that differ in the last one only."""
+
+    def restart(self) -> list[Event]:
+        """In front of a snapshot: forget all pages. Namespaces stay shared."""
+        self._numbers.clear()
+        return self._clear()
+
+    def forget(self) -> None:
+        """In front of restart(): share no namespace."""
+        self._spaces.clear()
+
+    def _clear(self) -> list[Event]:
+        self._pages.clear()
+        self._told.clear()
+        for roots in self._spaces.values():
+            for space in roots.values():
+                space.waiting.clear()
+        return [Cleared()]
+
+    def share(self, digest: tuple[int, int], root_key: int, value: Any) -> list[Event]:
+        """Tell pages of this tree, those first that are there."""
+        space = self._space(digest, root_key)
+        waiting, space.waiting = space.waiting, {}
+        space.shared, space.value = True, value
+        return self._tell(space, ((page, *of) for page, of in waiting.items()))
+
+    def take(self, record: FeedRecord) -> list[Event]:
+        """The next record of the feed, or of a snapshot."""
+        if record.kind == "stored":
+            return self._store(record)
+        if record.kind == "removed":
+            return self._remove(record.pages)
+        if record.kind == "cleared":
+            return self._clear()
+        if record.kind == "namespace":
+            self._name(record.namespace, record.digest)
+        return []
+
+    def _name(self, number: int, digest: tuple[int, int]) -> None:
+        """A number is reused when nothing of its namespace is cached: forget that one."""
+        old = self._numbers.get(number, digest)
+        self._numbers[number] = digest
+        if old != digest and old not in self._numbers.values():
+            self._spaces.pop(old, None)
+
+    def _space(self, digest: tuple[int, int], root_key: int) -> _Space:
+        roots = self._spaces.setdefault(digest, {})
+        return roots.setdefault(0 if self._pairs else root_key, _Space())
+
+    def _store(self, record: FeedRecord) -> list[Event]:
+        last = 0
+        if record.parent:
+            before = self._pages.get(record.parent)
+            if before is None:
+                return []  # its path was removed
+            space, last = before.space, before.last
+        else:
+            space = self._space(self._numbers[record.namespace], record.root_key)
+            last = record.root_key - 1 if self._pairs else 0
+        rows, parent, size = [], record.parent, self._page_size
+        for i, page in enumerate(record.pages):
+            keys = record.keys[i * size:(i + 1) * size]
+            rows.append((page, parent, last, keys))
+            parent, last = page, keys[-1]
+        if space.shared:
+            return self._tell(space, rows)
+        for page, parent, last, keys in rows:
+            self._pages[page] = _Page(space, None, keys[-1])
+            space.waiting[page] = parent, last, keys
+        return []
+
+    def _tell(self, space: _Space,
+              rows: Iterable[tuple[int, int, int, memoryview]]) -> list[Event]:
+        """Pages, parents first: page, parent, key in front, keys."""
+        runs: list[Event] = []
+        end = 0  # page behind which the last run may continue
+        for page, parent, last, keys in rows:
+            before = self._pages[parent].digest if parent else None
+            tokens = keys.tolist()
+            if max(tokens) >= _TOKENS_END or parent and before is None or last < 0:
+                self._pages[page] = _Page(space, None, tokens[-1])
+                continue
+            row = [last, *tokens] if self._pairs else tokens
+            digest = self._chain(space.value, before, row)
+            self._pages[page] = _Page(space, digest, tokens[-1])
+            times = self._told[digest] = self._told.get(digest, 0) + 1
+            if times > 1:
+                continue
+            if parent and parent == end:
+                run = runs[-1]
+                assert isinstance(run, Stored)
+                run.digests.append(digest)
+                run.tokens.extend(tokens)
+            else:
+                runs.append(Stored(space.value, [digest], before, row))
+            end = page
+        return runs
+
+    def _remove(self, pages: Iterable[int]) -> list[Event]:
+        digests = []
+        for number in pages:
+            page = self._pages.pop(number, None)
+            if page is None:
+                continue
+            page.space.waiting.pop(number, None)
+            if page.digest is None:
+                continue
+            times = self._told[page.digest] - 1
+            if times:
+                self._told[page.digest] = times
+            else:
+                del self._told[page.digest]
+                digests.append(page.digest)
+        return [Removed(digests)] if digests else []
+
+
+class Source:
+    """Events of the namespaces that are shared, from a daemon's feed.
+
+    One thread may call share() and forget(), and another the rest. It follows the daemon through
+    restarts: then, and when it fell behind, Cleared comes, and behind it all that is cached.
+    """
+
+    def __init__(self, socket: Union[str, os.PathLike[str], None] = None,
+                 chain: Chain = sha256_chain, *, pairs: bool = False,
+                 label: str = "kv events") -> None:
+        """socket: as in connect(). chain: what names a page. pairs: keys are those of
+        bigram_keys(). Raises DaemonUnreachable; PermissionDenied, Unsupported: it has no feed."""
+        self._socket, self._label = socket, label
+        self._calls: collections.deque[Optional[tuple[tuple[int, int], int, Any]]] = (
+            collections.deque())
+        """What share() asks for. None: forget()."""
+        self._tried_at = 0.0
+        self._stale = True
+        """A snapshot is due."""
+        self._connect()
+        self._index = Index(self._client.info.page_size, chain, pairs)
+
+    def share(self, namespace: Namespace, space: Any = Space()) -> None:
+        """Give events of an open namespace from now on, also while it is closed. Call it each time
+        when it was opened. space: for the chain, and in Stored."""
+        self._calls.append((namespace.digest, namespace._root_key, space))
+
+    def forget(self) -> None:
+        """Give Cleared, and then events of those namespaces only that are shared after this."""
+        self._calls.append(None)
+
+    def take(self, most: int = 1024) -> list[Event]:
+        """What happened since the last call, of at most so many records of the feed. Never waits
+        for a change. Empty while there is no daemon. Raises what __init__() raises, but
+        DaemonUnreachable."""
+        try:
+            if self._client.closed:
+                if time.monotonic() - self._tried_at < _RETRY_S:
+                    return []
+                self._connect()
+            if self._stale:
+                self._feed.snapshot()
+                self._stale = False
+                return self._index.restart()
+            return self._drain(most)
+        except Overflow:
+            self._stale = True
+        except (ConnectionLost, DaemonUnreachable, Timeout):
+            self.close()
+        return []
+
+    def _connect(self) -> None:
+        self._tried_at = time.monotonic()
+        self._client: Client = connect(self._socket, label=self._label, observe=True,
+                                       connect_wait=0, timeout=_TIMEOUT_S)
+        try:
+            self._feed: Feed = self._client.feed()
+        except Error:
+            self.close()
+            raise
+        self._stale = True
+
+    def _drain(self, most: int) -> list[Event]:
+        events: list[Event] = []
+        for _ in range(most):
+            n = len(self._calls)  # their namespaces are opened in records in front
+            record = self._feed.poll()
+            if record is not None:
+                events += self._index.take(record)
+                continue
+            for _ in range(n):
+                call = self._calls.popleft()
+                if call is not None:
+                    events += self._index.share(*call)
+                else:
+                    self._index.forget()
+                    self._stale = True
+            break
+        return events
+
+    def close(self) -> None:
+        """Unsubscribe."""
+        self._client.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+
+def _imported(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"events are sent with {package}: pip install {package}") from None
+
+
+def encode(events: Sequence[Event], block_size: int, stamp: float, rank: int = 0) -> bytes:
+    """A message's payload, as SGLang has it. Digests of 8 bytes or more: the first 8, signed."""
+    return bytes(_imported("msgspec.msgpack", "msgspec").encode([stamp, [_told(event, block_size) for event in events], rank]))
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _told(event: Event, block_size: int) -> dict[str, Any]:
+    if isinstance(event, Cleared):
+        return {"type": "AllBlocksCleared"}
+    hashes = [_number(digest) for digest in event.digests]
+    if isinstance(event, Removed):
+        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}
+    n = len(hashes) * block_size
+    tokens: list[Any] = event.tokens
+    if len(tokens) > n:
+        tokens = list(zip(tokens, tokens[1:]))
+    told = {"type": "BlockStored", "block_hashes": hashes,
+            "parent_block_hash": None if event.parent is None else _number(event.parent),
+            "token_ids": tokens, "block_size": block_size, "lora_id": None, "medium": "GPU"}
+    told.update((name, value) for name, value in event.space._asdict().items() if value is not None)
+    return told
+
+
+class Publisher:
+    """Sends events by ZeroMQ: frames topic, sequence number (8 bytes, big endian), payload. Sequence
+    numbers begin at the time in microseconds, so that they rise when a program starts again."""
+
+    def __init__(self, endpoint: str, block_size: int, *, replay_endpoint: Optional[str] = None,
+                 topic: str = "", buffer_steps: int = 10_000, rank: int = 0) -> None:
+        """endpoint: bound. block_size: the daemon's page_size. replay_endpoint: bound, where
+        subscribers ask for messages that they missed, of the last buffer_steps; answered by
+        publish(). rank: of data parallelism. ImportError: no pyzmq or msgspec."""
+        zmq = _imported("zmq", "pyzmq")
+        _imported("msgspec.msgpack", "msgspec")
+        self._block_size, self._rank, self._topic = block_size, rank, topic.encode()
+        self._sent: collections.deque[tuple[bytes, bytes]] = collections.deque(maxlen=buffer_steps)
+        self._seq = time.time_ns() // 1000
+        self._context = zmq.Context()
+        self._context.linger = 0
+        self._pub = self._context.socket(zmq.PUB)
+        self._replay = self._context.socket(zmq.ROUTER) if replay_endpoint else None
+        self._none_asks = zmq.Again
+        self._no_wait = zmq.NOBLOCK
+        try:
+            self._pub.set_hwm(_UNSENT_MAX)
+            self._pub.bind(endpoint)
+            if self._replay is not None:
+                self._replay.bind(replay_endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, f"{error}: {endpoint} or {replay_endpoint}") from None
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Send events as one message, none if there are none, and answer who missed some."""
+        if events:
+            payload = encode(events, self._block_size, time.time(), self._rank)
+            seq = self._seq.to_bytes(8, "big")
+            self._seq += 1
+            self._pub.send_multipart((self._topic, seq, payload))
+            self._sent.append((seq, payload))
+        if self._replay is not None:
+            self._answer()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                asked = self._replay.recv_multipart(self._no_wait)
+            except self._none_asks:
+                return
+            if len(asked) != 3:
+                continue
+            for seq, payload in self._sent:
+                if seq >= asked[2]:
+                    self._replay.send_multipart((asked[0], b"", self._topic, seq, payload))
+            self._replay.send_multipart((asked[0], b"", b"", b"\xff" * 8, b""))
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
