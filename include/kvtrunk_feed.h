@@ -18,10 +18,15 @@
  * A reader that needs hashes keeps one for each page: that of STORED's parent, and the keys, give
  * that of the page. Without subscribers the daemon writes nothing.
  *
+ * A page matches as long as the reader knows its whole path. Behind a removed page nothing does;
+ * REMOVED follow as pages are reclaimed. A number is reused only after the pages right behind it
+ * were removed, so `parent` never means another page. Until all are reclaimed, two pages can have
+ * one path: count, if you tell hashes to others.
+ *
  * Rule for copies of pages: a copy is good if, after it ended, kvt_feed_next() was called until it
- * returned 0, and the page was in no REMOVED and no STORED since the copy began. REMOVED is in the
- * feed before the page's next owner learns its number. On a device the copy has ended when its
- * event has.
+ * returned 0, and the page was in no REMOVED and no STORED since the copy began, and there was no
+ * CLEARED. REMOVED is in the feed before the page's next owner learns its number. On a device the
+ * copy has ended when its event has.
  */
 
 #include <stdint.h>
@@ -40,14 +45,14 @@ enum kvt_feed_type {
 	KVT_FEED_PAD = 0, /* fills the ring's end; the library skips it */
 	/* A session opened the namespace of this number and digest. Numbers are reused. */
 	KVT_FEED_NAMESPACE = 1,
-	/* Pages became cached, in the order of their path, behind a cached page. If that is
-	 * removed first (the path was removed or expired), they match nothing any more. */
+	/* Pages became cached, in the order of their path, behind a cached page. */
 	KVT_FEED_STORED = 2,
 	KVT_FEED_SIDE = 3,   /* side pages were attached to cached pages */
-	/* Pages stopped being cached: evicted, reclaimed or dropped, side pages, too. One that the
-	 * reader does not know never reached it. */
+	/* Pages stopped being cached: evicted, reclaimed or dropped, side pages, too. The first
+	 * page of what is removed or expires is told at once. Ignore pages that are not known: they
+	 * were told before, or came and went in one effect. */
 	KVT_FEED_REMOVED = 4,
-	/* RESET: nothing cached before matches any more. REMOVED follow as pages are reclaimed. */
+	/* RESET: nothing cached before matches any more. Forget all pages. */
 	KVT_FEED_CLEARED = 5,
 	KVT_FEED_USED = 6,   /* a BEGIN reused pages; only with feed_used = yes */
 	KVT_FEED_TYPES = 7,
@@ -95,9 +100,9 @@ int kvt_feed_next(struct kvt_feed *feed, struct kvt_feed_record *ret_record);
  * records with seq 0: NAMESPACE, then STORED, parents before children, then SIDE; behind them come
  * the changes since. Forget what was known before.
  *
- * Exact: the records of the snapshot are the cached pages at one place of the feed, and the records
- * behind it begin there. Left out are pages whose path was removed or expired behind its first
- * page: they match nothing, and wait to be reclaimed. Keeps all keys until the records are taken.
+ * Exact: the records of the snapshot are the pages that a reader of all records would know with
+ * their whole paths at one place of the feed, and the records behind it begin there. Keeps all keys
+ * until the records are taken.
  * Errors: -EOVERFLOW the ring is overtaken while the arena is read: raise feed_bytes; -ENOMEM,
  * -ECONNRESET, -EPROTO. */
 int kvt_feed_snapshot(struct kvt_feed *feed);

@@ -14,6 +14,23 @@
 #define WORDS_OF_RECORD (sizeof(struct kvt_page_record) / sizeof(uint32_t))
 #define ROUNDS_MOST 1000 /* a root page is moved between two reads, that often */
 
+/** Note where the snapshot begins. */
+static void begin(struct kvt_snapshot *snapshot)
+{
+	snapshot->reader->at = kvt_feed_reader_tail(snapshot->reader);
+	snapshot->epoch = kvt_load_relaxed(&snapshot->view->header->epoch);
+}
+
+static void begin_again(struct kvt_snapshot *snapshot)
+{
+	memset(snapshot->namespaces, 0,
+	       snapshot->view->max_namespaces * sizeof(*snapshot->namespaces));
+	memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
+	snapshot->phase = KVT_SNAPSHOT_NAMESPACES;
+	snapshot->at = snapshot->n_rootless = snapshot->rounds = 0;
+	begin(snapshot);
+}
+
 int kvt_snapshot_init(struct kvt_snapshot *snapshot, const struct kvt_arena_view *view,
 		      struct kvt_feed_reader *reader)
 {
@@ -26,7 +43,7 @@ int kvt_snapshot_init(struct kvt_snapshot *snapshot, const struct kvt_arena_view
 		.chain = calloc(view->n_pages, sizeof(uint32_t)),
 	};
 	if (snapshot->namespaces && snapshot->pages && snapshot->keys && snapshot->chain) {
-		reader->at = kvt_feed_reader_tail(reader);
+		begin(snapshot);
 		return 0;
 	}
 	kvt_snapshot_destroy(snapshot);
@@ -40,16 +57,6 @@ void kvt_snapshot_destroy(struct kvt_snapshot *snapshot)
 	free(snapshot->keys);
 	free(snapshot->chain);
 	memset(snapshot, 0, sizeof(*snapshot));
-}
-
-static void begin_again(struct kvt_snapshot *snapshot)
-{
-	memset(snapshot->namespaces, 0,
-	       snapshot->view->max_namespaces * sizeof(*snapshot->namespaces));
-	memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
-	snapshot->phase = KVT_SNAPSHOT_NAMESPACES;
-	snapshot->at = snapshot->n_rootless = snapshot->rounds = snapshot->stamp = 0;
-	snapshot->reader->at = kvt_feed_reader_tail(snapshot->reader);
 }
 
 /* ---- the arena */
@@ -131,7 +138,7 @@ static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
 struct first_page {
 	uint32_t page;
 	uint32_t start, flags, namespace_id;
-	uint64_t root_key;
+	uint64_t root_key, epoch;
 };
 
 /** Read it under the node's version. False: the node changes. A free node has page KVT_NONE. */
@@ -149,13 +156,15 @@ static bool read_first(const struct kvt_arena_view *view, uint32_t id, struct fi
 		.flags = kvt_load_relaxed(&node->flags),
 		.namespace_id = kvt_load_relaxed(&node->namespace_id),
 		.root_key = kvt_load_relaxed(&view->root_keys[id]),
+		.epoch = kvt_load_relaxed(&node->epoch),
 	};
 	/* Pairs with the release fence that begins one. */
 	kvt_fence_acquire();
 	return !(version & 1) && kvt_load_relaxed(&node->version) == version;
 }
 
-/** Read where paths begin: their namespaces and root keys; and where they were cut off. */
+/** Read what is known of the first page of a node: where a path begins, its namespace and root key;
+ * that the path was cut off there. */
 static bool read_node(struct kvt_snapshot *snapshot, uint32_t id)
 {
 	const struct kvt_arena_view *view = snapshot->view;
@@ -167,9 +176,9 @@ static bool read_node(struct kvt_snapshot *snapshot, uint32_t id)
 	if (!(first.flags & KVT_NODE_LIVE) || first.page >= view->n_pages)
 		return true;
 	now = snapshot->pages[first.page];
-	if (first.start > 0) {
-		now.cut |= (first.flags & KVT_NODE_DETACHED) != 0;
-	} else if (lacks_root(&now)) {
+	if (first.flags & KVT_NODE_DETACHED || first.epoch < snapshot->epoch) {
+		now.state = 0;
+	} else if (first.start == 0 && lacks_root(&now)) {
 		now.namespace_id = first.namespace_id;
 		now.root_key = first.flags & KVT_NODE_KEYED ? first.root_key : 0;
 	}
@@ -197,7 +206,6 @@ static void apply_stored(struct kvt_snapshot *snapshot, const struct kvt_feed_re
 {
 	uint32_t ps = snapshot->view->page_size, parent = record->parent;
 
-	snapshot->stamp++;
 	for (uint32_t i = 0; i < record->n; i++) {
 		uint32_t page = record->pages[i];
 
@@ -205,7 +213,6 @@ static void apply_stored(struct kvt_snapshot *snapshot, const struct kvt_feed_re
 		       ps * sizeof(*record->keys));
 		set_page(snapshot, page, (struct kvt_snapshot_page){
 			.state = KVT_PAGE_CACHED,
-			.stamp = snapshot->stamp,
 			.parent = parent,
 			.sealer = record->sealer,
 			.namespace_id = record->namespace_id,
@@ -237,6 +244,10 @@ static void apply(struct kvt_snapshot *snapshot, const struct kvt_feed_record *r
 	case KVT_FEED_REMOVED:
 		for (uint32_t i = 0; i < record->n; i++)
 			set_page(snapshot, record->pages[i], (struct kvt_snapshot_page){ 0 });
+		break;
+	case KVT_FEED_CLEARED:
+		memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
+		snapshot->n_rootless = 0;
 		break;
 	default:
 		break;
@@ -329,17 +340,8 @@ int kvt_snapshot_step(struct kvt_snapshot *snapshot, uint32_t steps)
 
 /* ---- giving it away */
 
-/** True if the page in front of this one is not that which it was stored behind. */
-static bool is_cut_off(const struct kvt_snapshot *snapshot, const struct kvt_snapshot_page *page)
-{
-	const struct kvt_snapshot_page *parent = &snapshot->pages[page->parent];
-
-	return page->cut || (page->parent != KVT_NONE && (parent->state != KVT_PAGE_CACHED ||
-							   parent->stamp > page->stamp));
-}
-
-/** Put `page`, and what is in front of it and was not given, into the chain. Pages that are cut off
- * are left out, with all behind them. False: a path is a circle. */
+/** Put `page`, and what is in front of it and was not given, into the chain. If a page in front is
+ * not there, all behind it is left out. False: a path is a circle. */
 static bool find_chain(struct kvt_snapshot *snapshot, uint32_t page)
 {
 	for (; page != KVT_NONE && !snapshot->pages[page].given;
@@ -347,7 +349,7 @@ static bool find_chain(struct kvt_snapshot *snapshot, uint32_t page)
 		if (snapshot->n_chain == snapshot->view->n_pages)
 			return false;
 		snapshot->chain[snapshot->n_chain++] = page;
-		if (!is_cut_off(snapshot, &snapshot->pages[page]))
+		if (snapshot->pages[page].state == KVT_PAGE_CACHED)
 			continue;
 		while (snapshot->n_chain > 0)
 			snapshot->pages[snapshot->chain[--snapshot->n_chain]].state = 0;
@@ -390,11 +392,11 @@ static void give_chain(struct kvt_snapshot *snapshot, struct kvt_feed_record *re
 static int next_stored(struct kvt_snapshot *snapshot, struct kvt_feed_record *record)
 {
 	while (snapshot->n_chain == 0) {
-		uint32_t page = snapshot->at;
+		uint32_t page = snapshot->view->n_pages - 1 - snapshot->at;
 
-		if (page == snapshot->view->n_pages)
+		if (snapshot->at == snapshot->view->n_pages)
 			return 0;
-		snapshot->at++;
+		snapshot->at++; /* downwards: the end of a path mostly has its highest numbers */
 		if (snapshot->pages[page].state == KVT_PAGE_CACHED && !find_chain(snapshot, page))
 			return -EPROTO;
 	}

@@ -9,8 +9,8 @@
  *   1. Note the feed's tail, T0.
  *   2. For each page, read its record; if it is cached, also the keys at its slot; then the record
  *      again: if it has changed, once more. A page without a slot is a side page of its `parent`.
- *   3. Read the nodes under their versions: namespace and root key of those that begin a path, and
- *      which are tops of detached subtrees.
+ *   3. Read the nodes under their versions: namespace and root key of those that begin a path.
+ *      Leave out the first pages of detached subtrees, and of nodes from before the last RESET.
  *   4. Wait until the mutation that runs now, if any, has ended. Load the tail, T1.
  *   5. Apply the records from T0 to T1. If root pages are left without a namespace, go to 3.
  *
@@ -25,9 +25,9 @@
  *     last record decides.
  *   - A compaction moves keys to another slot and changes `slot` first. The old slot is reused in a
  *     later mutation only, so a reader of other keys sees another record.
- *   - A detached subtree may outlive the page in front of it, whose number may be used for other
- *     keys. It never matches again, and is left out: seen in 3 if it was detached before T0. Else
- *     the page in front was removed after T0: it has no record, or a later one than this page.
+ *   - What 3 leaves out has a record, too: REMOVED when the subtree was detached, CLEARED at RESET.
+ *     The rest of the path is left out with it, because the page in front is not there. That page
+ *     is the last one of the subtree to be reclaimed, so until then its number has no other use.
  *   - A namespace's digest is constant while its number is in use, and NAMESPACE tells a new one.
  *
  * Walking the nodes instead would be wrong: a merge can move a run from a node that was not read
@@ -47,8 +47,6 @@ struct kvt_snapshot_page {
 	uint32_t namespace_id; /* of a root page, 0: not found yet */
 	uint64_t root_key;
 	uint32_t kind; /* of a side page */
-	uint32_t stamp; /* number of the STORED that told of it; 0: it was read */
-	bool cut;      /* the path was detached in front of it */
 	bool given;    /* by kvt_snapshot_next() */
 };
 
@@ -74,7 +72,7 @@ struct kvt_snapshot {
 	uint64_t mutation;  /* SETTLE: the one that ran */
 	uint32_t n_rootless; /* root pages without a namespace */
 	uint32_t rounds;     /* of looking for it */
-	uint32_t stamp;      /* STORED records applied */
+	uint64_t epoch;      /* of the arena at T0, or later */
 	struct kvt_snapshot_namespace *namespaces;
 	struct kvt_snapshot_page *pages;
 	uint32_t *keys;  /* [page][page_size] */

@@ -29,10 +29,12 @@ void kvt_detach(struct kvt_core *core, uint32_t id, uint32_t why)
 	if (!kvt_is_stale(core, id)) /* else its RESET told of it */
 		kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
 	core->wake_due = true;
-	if (node->flags & KVT_NODE_ROOT)
+	if (node->flags & KVT_NODE_ROOT) {
 		kvt_root_leave(core, id);
-	else
+	} else {
+		core->cut = node->sealed > 0 ? core->slot_pages[node->first_slot] : KVT_NONE;
 		kvt_node_unlink(core, id);
+	}
 	kvt_save_node(core, id);
 	kvt_node_write_begin(node);
 	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED | why);

@@ -83,6 +83,7 @@ void kvt_change_tell(struct kvt_core *core, uint32_t kind, uint64_t seq, uint64_
 		.out = core->out,
 		.n_in = core->n_in,
 		.n_out = core->n_out,
+		.cut = core->cut,
 		.namespace_id = kind == KVT_REC_NAMESPACE ? (uint32_t)value : 0,
 		.n_used = core->n_used,
 		.used = core->used,

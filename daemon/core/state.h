@@ -188,6 +188,7 @@ struct kvt_core {
 	uint32_t *in;  /* with a hook of changes: pages that became cached in the effect */
 	uint32_t *out; /* pages that stopped being so */
 	uint32_t n_in, n_out;
+	uint32_t cut;          /* first page of a subtree below a root that was detached */
 	uint32_t n_used, used; /* pages that a BEGIN reuses, and the last one of them */
 	uint64_t now_ns;
 	struct kvt_core_effort effort;

@@ -42,6 +42,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	KVT_SET(node->start, parent ? core->nodes[parent].start + core->nodes[parent].n_slots : 0);
 	KVT_SET(node->flags, KVT_NODE_LIVE);
 	KVT_SET(node->namespace_id, namespace_id);
+	KVT_SET(node->epoch, core->arena->epoch);
 	kvt_node_write_end(node);
 	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
 	node->n_children = 0;
@@ -51,7 +52,6 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	node->touched = node->created = core->ledger->clock;
 	node->touched_ns = core->now_ns;
 	KVT_SET(node->expiry_ns, KVT_NEVER);
-	KVT_SET(node->epoch, core->arena->epoch);
 	node->announcer = KVT_NONE;
 	core->cut_below[id] = 0;
 	if (core->n_sides > 0)
@@ -231,6 +231,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	KVT_SET(upper->n_slots, pages);
 	KVT_SET(upper->sealed, kvt_min(pages, lower->sealed));
 	KVT_SET(upper->start, lower->start);
+	KVT_SET(upper->epoch, lower->epoch);
 	kvt_node_set_root_key(core, up, kvt_root_key_of(core, id));
 	kvt_node_write_end(upper);
 	upper->lock_ref = lower->lock_ref;
@@ -239,7 +240,6 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	upper->touched = lower->touched;
 	upper->touched_ns = lower->touched_ns;
 	upper->created = lower->created;
-	KVT_SET(upper->epoch, lower->epoch);
 	upper->announcer = lower->announcer;
 	core->cut_below[up] = core->cut_below[id];
 	core->sealers[up] = core->sealers[id];

@@ -178,14 +178,15 @@ static void put_in(struct kvt_feed_writer *writer, const struct kvt_change *chan
 	}
 }
 
-static void put_out(struct kvt_feed_writer *writer, const struct kvt_change *change)
+static void put_removed(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *pages,
+			uint32_t n_pages)
 {
 	uint32_t most = kvt_feed_most(KVT_FEED_REMOVED, writer->view.page_size), n;
 
-	for (uint32_t i = 0; i < change->n_out; i += n) {
-		n = change->n_out - i < most ? change->n_out - i : most;
-		memcpy(put(writer, change->seq, KVT_FEED_REMOVED, n)->words, change->out + i,
-		       n * sizeof(*change->out));
+	for (uint32_t i = 0; i < n_pages; i += n) {
+		n = n_pages - i < most ? n_pages - i : most;
+		memcpy(put(writer, seq, KVT_FEED_REMOVED, n)->words, pages + i,
+		       n * sizeof(*pages));
 	}
 }
 
@@ -205,7 +206,8 @@ void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *cha
 		writer->epoch = epoch;
 	}
 	put_in(writer, change);
-	put_out(writer, change);
+	put_removed(writer, change->seq, change->out, change->n_out);
+	put_removed(writer, change->seq, &change->cut, change->cut != KVT_NONE);
 	if (writer->tell_used && change->n_used > 0)
 		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
 			change->used;

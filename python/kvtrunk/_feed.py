@@ -22,8 +22,9 @@ class FeedRecord(NamedTuple):
     kind "namespace": a session opened the namespace of this number and digest. "stored": `pages`
     became cached, in the order of their path behind `parent`, with page_size `keys` each; at a root
     parent is 0, and namespace and root_key name the tree. "side": side pages were attached, (page,
-    kind, side page) each. "removed": `pages` stopped being cached. "cleared": nothing cached before
-    matches any more. "used": n pages were reused, the last one is `parent`.
+    kind, side page) each. "removed": `pages` stopped being cached; ignore those that are not known.
+    "cleared": nothing cached before matches any more: forget all pages. "used": n pages were
+    reused, the last one is `parent`.
     """
 
     kind: str

@@ -102,8 +102,10 @@ static void learn(const struct kvt_feed_record *record)
 	uint32_t parent = record->parent;
 
 	n_spaces += record->type == KVT_FEED_NAMESPACE;
-	if (record->type == KVT_FEED_CLEARED)
+	if (record->type == KVT_FEED_CLEARED) {
+		forget();
 		cleared_to = record->epoch;
+	}
 	if (record->type == KVT_FEED_USED) {
 		used_page = record->parent;
 		used_n = record->n;

@@ -35,6 +35,8 @@ class Reader:
         elif record.kind == "removed":
             for page in record.pages:
                 self.pages.pop(page, None)
+        elif record.kind == "cleared":
+            self.pages.clear()
 
     def catch_up(self):
         kinds = []

@@ -29,6 +29,13 @@ json() { # command...: one line that is JSON, checked by the available parser
 	"$O/tests/script/run" --json <<<"$output" || fail "$*: no JSON: $output"
 }
 
+json_lines() { # file: each line is JSON
+	local line
+	while IFS= read -r line; do
+		"$O/tests/script/run" --json <<<"$line" || fail "$1: no JSON: $line"
+	done <"$1"
+}
+
 # ---- usage, and no daemon
 expect 2 "usage: kvtctl" "$kvtctl"
 expect 0 "usage: kvtctl" "$kvtctl" --help
@@ -88,6 +95,25 @@ for command in status clients namespaces tree "page 1" audit; do
 	json "$kvtctl" $command --json
 done
 
+# ---- what is cached, now and from now on
+feed=$(mktemp -d /tmp/kvt-feed-XXXXXX)
+trap 'rm -rf "$feed"' EXIT
+expect 0 "^0 namespace 1 [0-9a-f]{32}$" "$kvtctl" feed --snapshot
+expect 0 "^0 stored 1-2 first of namespace 1$" "$kvtctl" feed --snapshot
+expect 2 "unexpected word 'now'" "$kvtctl" feed now
+expect 2 "did you mean '--snapshot'" "$kvtctl" feed --snapshto
+expect 3 "/nowhere" "$kvtctl" --socket /nowhere/at.all feed
+"$kvtctl" feed --snapshot --json >"$feed/snapshot" || fail "feed --snapshot --json ended with $?"
+json_lines "$feed/snapshot"
+expect 0 '"pages":\[1,2\],"keys":\[1,2,3,4,5,6,7,8\]' cat "$feed/snapshot"
+"$kvtctl" feed >"$feed/lines" 2>&1 &
+feed_pid=$!
+"$kvtctl" feed --json >"$feed/json" 2>"$feed/end" &
+json_pid=$!
+for pid in "$feed_pid" "$json_pid"; do
+	until grep -q kvtrunk-feed "/proc/$pid/maps"; do kill -0 "$pid" || break; done
+done
+
 # ---- change
 quarantined=$("$kvtctl" clients --json | sed 's/.*"session":\([0-9]*\),"state":"dead".*/\1/')
 expect 1 "the session is alive" "$kvtctl" fence 1
@@ -128,6 +154,15 @@ json "$kvtctl" reset --json
 expect 0 "nothing is cached" "$kvtctl" tree
 say "nonsense" '"error":"EPARSE"'
 
+first="first of namespace 1"
+for line in "removed 2" "removed 1" "stored [0-9]+ $first" \
+	"stored [0-9]+ $first under root key 7" "cleared epoch 2"; do
+	until grep -qE "^[0-9]+ $line$" "$feed/lines"; do kill -0 "$feed_pid" || break; done
+	expect 0 "^[0-9]+ $line$" cat "$feed/lines"
+done
+kill -INT "$feed_pid"
+wait "$feed_pid" || fail "feed ended with $? when it was interrupted: $(<"$feed/lines")"
+
 # ---- the daemon goes away: every line is still answered
 daemon=$("$kvtctl" --json status | sed 's/.*"daemon_pid":\([0-9]*\).*/\1/')
 kill -TERM "$daemon"
@@ -135,6 +170,11 @@ until grep -qs '^State:.Z' "/proc/$daemon/status" || [ ! -e "/proc/$daemon" ]; d
 say "a match keys=1..4" '"ok":false,"error":"ECONNRESET"'
 say "c open" '"ok":false'
 expect 3 "kvtctl: " "$kvtctl" status
+wait "$json_pid"
+[ $? = 3 ] || fail "feed did not end with its daemon: $(<"$feed/end")"
+expect 0 "^kvtctl feed: .*the daemon" cat "$feed/end"
+json_lines "$feed/json"
+expect 0 '"type":"cleared","seq":[0-9]*,"epoch":2' cat "$feed/json"
 exec 3>&- 4<&-
 wait "$script_pid"
 [ $? = 1 ] || fail "the script tool did not end with 1"

@@ -3,9 +3,9 @@
 /* A subscriber of the feed, stopped and overtaken at random, and by the death of the core.
  *
  * What it knows of pages comes from records alone. After each snapshot, and whenever it has read
- * all records, that must be the arena's cached pages: keys, parents, sealers, namespaces, root keys
- * and side pages. It has random numbers of its own, so it changes nothing of a run.
- * Callers: main.c; tests/crash/main.c, which also steps a snapshot between stores of a mutation. */
+ * all records, that must be the arena's cached pages on paths that match: keys, parents, sealers,
+ * namespaces, root keys and side pages. It has random numbers of its own, so it changes nothing of
+ * a run. Callers: main.c; tests/crash/main.c, which also steps a snapshot between stores. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -40,7 +40,6 @@ static void on_change(void *context, const struct kvt_change *change)
 static void forget(struct sim *sim)
 {
 	memset(sim->feed.pages, 0, sim->config.n_pages * sizeof(*sim->feed.pages));
-	memset(sim->feed.digests, 0, sizeof(sim->feed.digests));
 }
 
 static void learn_stored(struct sim *sim, const struct kvt_feed_record *record)
@@ -95,6 +94,7 @@ static void learn(struct sim *sim, const struct kvt_feed_record *record)
 			feed->pages[record->pages[i]].state = 0;
 		break;
 	case KVT_FEED_CLEARED:
+		forget(sim);
 		sim->coverage->rare[SIM_FEED_CLEARED]++;
 		break;
 	case KVT_FEED_USED:
@@ -140,17 +140,30 @@ static bool page_is(const struct sim *sim, uint32_t page, const struct sim_fed_p
 	       (fed->parent || root_is(sim, page, fed));
 }
 
-/* True if a page waits to be reclaimed: a snapshot may leave it out. */
-static bool is_detached(const struct sim *sim, uint32_t page)
+/* True if a cached page is on a path that was cut off below its root, or is of an earlier epoch. */
+static bool is_cut_off(const struct sim *sim, uint32_t page)
 {
+	const struct kvt_arena_view *view = &sim->feed.view;
 	struct kvt_admin_page place;
 	uint32_t id;
 
 	kvt_core_describe_page(sim->core, page, &place);
-	for (id = place.node; id != KVT_NONE; id = sim->feed.view.nodes[id].parent)
-		if (sim->feed.view.nodes[id].flags & KVT_NODE_DETACHED)
+	for (id = place.node; id != KVT_NONE; id = view->nodes[id].parent)
+		if (!(view->nodes[id].flags & KVT_NODE_ROOT) &&
+		    (view->nodes[id].flags & KVT_NODE_DETACHED ||
+		     view->nodes[id].epoch != view->header->epoch))
 			return true;
 	return false;
+}
+
+/* True if the subscriber knows a page, and its whole path. */
+static bool is_known(const struct sim *sim, uint32_t page)
+{
+	const struct sim_fed_page *pages = sim->feed.pages;
+
+	while (page != KVT_NONE && pages[page].state)
+		page = pages[page].parent;
+	return page == KVT_NONE;
 }
 
 static void check(struct sim *sim)
@@ -161,11 +174,14 @@ static void check(struct sim *sim)
 		const struct sim_fed_page *fed = &feed->pages[page];
 		bool cached = feed->view.pages[page].state == KVT_PAGE_CACHED;
 
-		if (cached && fed->state == 0 && is_detached(sim, page))
-			sim->coverage->rare[SIM_FEED_LEFT_OUT]++;
-		else if (cached != (fed->state != 0))
+		if (cached && is_cut_off(sim, page)) {
+			sim->coverage->rare[SIM_FEED_CUT_OFF]++;
+			cached = false;
+		}
+		if (cached != is_known(sim, page))
 			sim_fail(sim, "feed: page %u is %scached, and the subscriber believes "
-				 "state %u", page, cached ? "" : "not ", fed->state);
+				 "state %u, parent %u", page, cached ? "" : "not ", fed->state,
+				 fed->parent);
 		else if (cached && !page_is(sim, page, fed))
 			sim_fail(sim, "feed: page %u, state %u, parent %u, kind %u, namespace %u: "
 				 "the arena has another", page, fed->state, fed->parent, fed->kind,
@@ -227,6 +243,7 @@ static void take_snapshot(struct sim *sim)
 	int rc;
 
 	forget(sim);
+	memset(feed->digests, 0, sizeof(feed->digests));
 	while ((rc = kvt_snapshot_next(&feed->snapshot, &record)) > 0)
 		learn(sim, &record);
 	if (rc < 0)

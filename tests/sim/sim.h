@@ -146,7 +146,7 @@ enum sim_rare {
 	SIM_FEED_CHECKED,  /* what a subscriber of the feed knows was compared with the arena */
 	SIM_FEED_SNAPSHOT,
 	SIM_FEED_ROUNDS,   /* a snapshot looked again for namespaces of root pages */
-	SIM_FEED_LEFT_OUT, /* a page of a detached subtree */
+	SIM_FEED_CUT_OFF, /* a page whose path matches nothing any more */
 	SIM_FEED_OVERTAKEN,
 	SIM_FEED_OVERTAKEN_READING, /* while it took a snapshot */
 	SIM_FEED_SIDE,
