@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the page of kvtmetricsd shows (page.h), read from the daemon's tables. Each call connects,
- * so it finds a restarted daemon. Caller: page_http.c.
- *
- * The daemon works on between two answers, so nodes may contradict each other; the page draws each
- * at most once.
+ * What the page of kvtmetricsd shows (page.h), read from the daemon's tables and its arena. Each
+ * call connects, so it finds a restarted daemon. Caller: page_http.c.
  */
 
 #include "tools/page.h"
@@ -13,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/state.h"
+#include "tools/page_tree.h"
 #include "tools/records.h"
 
 #define LATENCY_NS 60000000000ull
@@ -237,6 +236,23 @@ static void print_latencies(const struct kvt_page *page, const struct kvt_admin_
 
 /* ---- /page.json */
 
+/* True if the last tree is the present one. Counters tell of every change but that of an age. */
+static bool is_current(const struct kvt_page *page, const struct kvt_admin_status *now)
+{
+	return page->tree_version && same_cache(&page->of_tree, now) &&
+	       page->of_tree.epoch == now->epoch &&
+	       memcmp(&page->of_tree.counters, &now->counters, sizeof(now->counters)) == 0;
+}
+
+/* Which tree a browser should have; 0: another than it can have. */
+static void print_version(const struct source *source, uint64_t version, struct kvt_json *json)
+{
+	if (source->client->arena.base)
+		kvt_json_format(json, "tree", "%llu", (unsigned long long)version);
+	else
+		kvt_json_string(json, "tree", "hidden");
+}
+
 static void print_status(const struct kvt_page *page, const struct kvt_admin_status *status,
 			 struct kvt_json *json)
 {
@@ -327,6 +343,7 @@ static int print_answers(struct source *source, const struct kvt_page *page,
 				   &n_namespaces);
 	if (rc == 0) {
 		kvt_json_bool(json, "up", true);
+		print_version(source, is_current(page, &status) ? page->tree_version : 0, json);
 		print_status(page, &status, json);
 		print_sessions(page, clients, n_clients, json);
 		print_namespaces(page, namespaces, n_namespaces, json);
@@ -353,110 +370,60 @@ void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text
 	*text = json.text;
 }
 
-/* ---- /tree.json */
+/* ---- /tree */
 
-/* The page reads nodes by these names. */
-static const char *const fields[] = { "node",  "parent", "namespace", "start",  "pages", "sealed",
-				      "locks", "hits",   "age_s",     "sealer", "flags", "sides" };
-#define N_FIELDS (sizeof(fields) / sizeof(fields[0]))
-
-/* Nodes as a list of numbers, N_FIELDS for each. */
-struct numbers {
-	uint32_t *at;
-	size_t n, room;
-	uint64_t omitted; /* nodes beyond KVT_PAGE_MOST_NODES */
-};
-
-static void numbers_add(struct numbers *numbers, const struct kvt_admin_node *node)
+static void print_tree(const struct kvt_admin_status *status, const struct kvt_page_nodes *nodes,
+		       struct kvt_json *json)
 {
-	uint64_t age_s = node->age_ns / 1000000000;
-	const uint32_t values[] = { node->node, node->parent, node->namespace_id, node->start,
-				    node->n_slots, node->sealed, node->lock_ref, node->hits,
-				    age_s < UINT32_MAX ? (uint32_t)age_s : UINT32_MAX,
-				    node->sealer, node->flags, node->side_pages };
-
-	_Static_assert(sizeof(values) / sizeof(values[0]) == N_FIELDS, "fields");
-	if (numbers->n == KVT_PAGE_MOST_NODES * N_FIELDS) {
-		numbers->omitted++;
-		return;
-	}
-	if (numbers->n + N_FIELDS > numbers->room) {
-		numbers->room = numbers->room * 2 + 512 * N_FIELDS;
-		numbers->at = kvt_tool_grow(numbers->at, numbers->room, sizeof(*numbers->at));
-	}
-	memcpy(numbers->at + numbers->n, values, sizeof(values));
-	numbers->n += N_FIELDS;
-}
-
-static int read_nodes(struct source *source, struct numbers *numbers)
-{
-	const struct kvt_admin_node *nodes;
-	struct kvt_reading reading;
-	int rc = 0;
-
-	kvt_reading_begin(&reading, source->client, KVT_ADMIN_NODES, sizeof(*nodes));
-	nodes = reading.records;
-	while (rc >= 0 && !reading.over) {
-		rc = source_hurry(source);
-		if (rc)
-			break;
-		rc = kvt_reading_next(&reading);
-		if (rc < 0)
-			source->error = *kvt_client_error(source->client);
-		for (int i = 0; i < rc; i++)
-			numbers_add(numbers, &nodes[i]);
-	}
-	kvt_reading_end(&reading);
-	return rc < 0 ? rc : 0;
-}
-
-/* Counters tell of every change but that of an age. */
-static bool is_unchanged(const struct kvt_page *page, const struct kvt_admin_status *now)
-{
-	return page->tree_version && same_cache(&page->of_tree, now) &&
-	       page->of_tree.epoch == now->epoch &&
-	       memcmp(&page->of_tree.counters, &now->counters, sizeof(now->counters)) == 0;
-}
-
-static void print_tree(struct kvt_page *page, const struct kvt_admin_status *status,
-		       const struct numbers *numbers, struct kvt_json *json)
-{
-	kvt_json_format(json, "version", "%llu", (unsigned long long)page->tree_version);
 	kvt_json_seconds(json, "now_s", status->now_ns);
 	kvt_json_u64(json, "page_size", status->page_size);
-	kvt_json_u64(json, "omitted", numbers->omitted);
+	kvt_json_u64(json, "omitted", nodes->omitted);
+	kvt_json_u64(json, "n", nodes->n);
 	kvt_json_open(json, "fields", '[');
-	for (size_t i = 0; i < N_FIELDS; i++)
-		kvt_json_string(json, NULL, fields[i]);
+#define FIELD(name) kvt_json_string(json, NULL, #name);
+	KVT_PAGE_FIELDS(FIELD)
+#undef FIELD
 	kvt_json_close(json, ']');
-	kvt_json_u32_list(json, "nodes", numbers->at, numbers->n);
+}
+
+/* End the line so that the columns are aligned. */
+static void end_line(struct kvt_text *text)
+{
+	while (text->used % sizeof(uint32_t) != 3)
+		kvt_text_add(text, " ", 1);
+	kvt_text_add(text, "\n", 1);
 }
 
 bool kvt_page_print_tree(struct kvt_page *page, int64_t now_ns, struct kvt_text *text)
 {
 	struct kvt_json json = { .text = *text };
-	struct numbers numbers = { .n = 0 };
+	struct kvt_page_nodes nodes = { .n = 0 };
 	struct kvt_admin_status status;
 	struct source source;
-	int rc = source_open(&source, page, &status);
-	bool unchanged = rc == 0 && is_unchanged(page, &status);
+	bool answered = source_open(&source, page, &status) == 0;
+	bool up = answered && source.client->arena.base;
+	bool current = up && is_current(page, &status);
 
-	if (!unchanged) {
-		rc = rc ? rc : read_nodes(&source, &numbers);
-		page->tree_version = rc ? 0 : (uint64_t)now_ns;
-		if (rc == 0)
-			page->of_tree = status;
+	if (!current) {
+		page->tree_version = up ? (uint64_t)now_ns : 0;
 		kvt_json_open(&json, NULL, '{');
-		kvt_json_bool(&json, "up", rc == 0);
-		kvt_json_bool(&json, "hidden", rc == -EPERM);
-		if (rc)
-			kvt_json_string(&json, "why", source.error.text);
-		else
-			print_tree(page, &status, &numbers, &json);
+		kvt_json_bool(&json, "up", up);
+		if (answered)
+			print_version(&source, page->tree_version, &json);
+		if (!up) {
+			kvt_json_string(&json, "why", answered ? "hidden: arena_visible = no"
+							       : source.error.text);
+		} else {
+			page->of_tree = status;
+			kvt_page_nodes_read(&source.client->arena, status.now_ns, &nodes);
+			print_tree(&status, &nodes, &json);
+		}
 		kvt_json_close(&json, '}');
+		end_line(&json.text);
+		kvt_page_nodes_print(&nodes, &json.text);
 		*text = json.text;
 	}
-	free(numbers.at);
+	free(nodes.rows);
 	source_close(&source);
-	return !unchanged;
+	return !current;
 }

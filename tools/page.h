@@ -15,7 +15,6 @@
 
 #define KVT_PAGE_SAMPLES 361 /* an hour, with the sample that the first difference is to */
 #define KVT_PAGE_SAMPLE_NS 10000000000ll
-#define KVT_PAGE_MOST_NODES 100000u /* of /tree.json, which has about 50 bytes for each */
 
 /** One file, built into the program. */
 struct kvt_page_file {
@@ -48,10 +47,12 @@ const struct kvt_page_file *kvt_page_file_find(const char *url);
 /** Ask the daemon for its status, for the history. */
 void kvt_page_sample(struct kvt_page *page, int64_t now_ns);
 /** Append /page.json: status, history, sessions, namespaces. Complete in any case: "up" tells if
- * the daemon answered, "why" why not. */
+ * the daemon answered, "why" why not. "tree" is that of /tree if that is the present one, else
+ * "0". */
 void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text);
-/** Append /tree.json: all nodes. Without an answer "up" is false, and "hidden" true if the daemon
- * refuses. Returns false and appends nothing if the tree of `tree_version` is the present one. */
+/** Append /tree: a line of JSON with its version "tree" ("hidden": the arena is withheld), and
+ * columns of all nodes if "up" is true, else "why". Returns false and appends nothing if the tree
+ * of `tree_version` is the present one. */
 bool kvt_page_print_tree(struct kvt_page *page, int64_t now_ns, struct kvt_text *text);
 
 #endif

@@ -66,7 +66,7 @@ static void body_free(void *context)
 }
 
 /* Replace what a view shows. */
-static void show(struct kvt_page_view *view, struct kvt_text *text)
+static void show(struct kvt_page_view *view, const char *type, struct kvt_text *text)
 {
 	struct body *body = kvt_tool_grow(NULL, 1, sizeof(*body));
 	struct MHD_Response *response;
@@ -79,7 +79,7 @@ static void show(struct kvt_page_view *view, struct kvt_text *text)
 		body_free(body);
 		return;
 	}
-	protect(response, "application/json", "no-store");
+	protect(response, type, "no-store");
 	if (view->response)
 		MHD_destroy_response(view->response);
 	view->response = response;
@@ -96,9 +96,9 @@ static void refresh(struct kvt_page_http *http, struct kvt_page_view *view)
 		return;
 	if (view == &http->facts) {
 		kvt_page_print(&http->page, began_ns, &text);
-		show(view, &text);
+		show(view, "application/json", &text);
 	} else if (kvt_page_print_tree(&http->page, began_ns, &text)) {
-		show(view, &text);
+		show(view, "application/octet-stream", &text);
 	}
 	took_ns = kvt_tool_now_ns() - began_ns;
 	view->fresh_until_ns = began_ns + took_ns + FRESH_NS;
@@ -119,7 +119,8 @@ static enum MHD_Result answer_view(struct kvt_page_http *http, struct MHD_Connec
 	snprintf(version, sizeof(version), "%llu", (unsigned long long)http->page.tree_version);
 	if (view == &http->tree && http->page.tree_version && known &&
 	    strcmp(known, version) == 0)
-		result = queue_once(connection, MHD_HTTP_NO_CONTENT, "application/json", "", 0);
+		result = queue_once(connection, MHD_HTTP_NO_CONTENT, "application/octet-stream", "",
+				    0);
 	else if (view->response)
 		result = MHD_queue_response(connection, MHD_HTTP_OK, view->response);
 	pthread_mutex_unlock(&http->lock);
@@ -173,7 +174,7 @@ bool kvt_page_http_answer(struct kvt_page_http *http, struct MHD_Connection *con
 					"like: the request names another host\n";
 	const struct kvt_page_file *file = kvt_page_file_find(url);
 	struct kvt_page_view *view = strcmp(url, "/page.json") == 0 ? &http->facts :
-				     strcmp(url, "/tree.json") == 0 ? &http->tree : NULL;
+				     strcmp(url, "/tree") == 0 ? &http->tree : NULL;
 	const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
 						       MHD_HTTP_HEADER_HOST);
 

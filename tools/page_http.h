@@ -6,8 +6,9 @@
  * @file page_http.h
  * The page of kvtmetricsd over HTTP: who may see it, and how often the daemon is asked for it.
  *
- * However many browsers look, the daemon is asked for each table at most once a second, and for the
- * tree in at most a twentieth of the time. While no browser looks, only the history is sampled.
+ * However many browsers look, the daemon is asked for each table at most once a second. The tree is
+ * read at most once a second, and in at most a twentieth of the time. While no browser looks, only
+ * the history is sampled.
  */
 
 #include <microhttpd.h>

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon, its kvtmetricsd, and a browser."""
+import array
 import contextlib
 import http.client
 import json
@@ -33,16 +34,34 @@ class Metricsd:
             answer = connection.getresponse()
             return answer, answer.read()
 
-    def json(self, path):
-        """A JSON answer."""
-        answer, body = self.ask(path)
+    def facts(self):
+        """What the page shows beside the tree."""
+        answer, body = self.ask("/page.json")
         assert answer.status == 200 and answer.headers["Content-Type"] == "application/json"
         return json.loads(body)
 
-    def until(self, path, holds):
-        """The first answer of which something holds: answers may be a second old."""
+    def tree(self):
+        """The tree: what its first line says, and `nodes`."""
+        answer, body = self.ask("/tree")
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "application/octet-stream"
+        line, numbers = body.split(b"\n", 1)
+        tree = json.loads(line)
+        assert (len(line) + 1) % 4 == 0
+        if tree["up"]:
+            n, fields = tree["n"], tree["fields"]
+            assert len(numbers) == 4 * n * len(fields)
+            columns = [array.array("I", numbers[4 * n * i:4 * n * (i + 1)])
+                       for i in range(len(fields))]
+            tree["nodes"] = [dict(zip(fields, row)) for row in zip(*columns)]
+        else:
+            assert not numbers
+        return tree
+
+    def until(self, ask, holds):
+        """The first answer to a call of which something holds: answers may be a second old."""
         while True:
-            value = self.json(path)
+            value = ask()
             if holds(value):
                 return value
 

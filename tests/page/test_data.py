@@ -5,9 +5,6 @@ import os
 import signal
 import subprocess
 
-import pytest
-from conftest import Metricsd
-
 from kvtrunk import testing
 
 FIELDS = ["node", "parent", "namespace", "start", "pages", "sealed", "locks", "hits", "sealer"]
@@ -19,18 +16,12 @@ def cache(client, keys, **namespace):
         sequence.end(len(keys))
 
 
-def nodes(tree):
-    width = len(tree["fields"])
-    rows = [tree["nodes"][i:i + width] for i in range(0, len(tree["nodes"]), width)]
-    return [dict(zip(tree["fields"], row)) for row in rows]
-
-
 def as_kvtctl(daemon, tree):
     """Both trees, with what both tell of each node."""
     said = json.loads(daemon.kvtctl("tree", "--json"))
     for node in said["nodes"]:
         node["start"] //= said["page_size"]
-    told = nodes(tree)
+    told = tree["nodes"]
     for node in told:
         node["sealer"] = None if node["sealer"] in (0, 0xffffffff) else node["sealer"]
     return ([{name: node[name] for name in FIELDS} for node in of] for of in (told, said["nodes"]))
@@ -42,7 +33,7 @@ def test_the_tree_is_the_arenas(daemon, serve):
         cache(two, list(range(50)) + [7] * 50, salt="a")
         cache(two, list(range(64)), salt="b")
         with one.namespace(salt="b").begin(list(range(200))):
-            told, said = as_kvtctl(daemon, serve(daemon).json("/tree.json"))
+            told, said = as_kvtctl(daemon, serve(daemon).tree())
             assert told == said and len(told) >= 6
             assert {node["locks"] for node in told} >= {0, 1}
             assert len({node["sealer"] for node in told}) >= 3
@@ -52,7 +43,7 @@ def test_the_status_is_the_daemons(daemon, serve):
     with daemon.connect(label="one") as one:
         cache(one, list(range(100)), salt="a")
         cache(one, list(range(100)), salt="a")
-        told = serve(daemon).json("/page.json")
+        told = serve(daemon).facts()
         said = json.loads(daemon.kvtctl("status", "--json"))
         assert told["up"] and told["counters"] == said["counters"]
         assert told["usable_pages"] == 1023 and told["page_size"] == 16
@@ -66,47 +57,27 @@ def test_labels_and_processes_are_told_on_demand_only(daemon, serve):
     with daemon.connect(label="secret one") as one:
         cache(one, list(range(99000, 99100)), adapter="secret two")
         silent, open_ = serve(daemon), serve(daemon, "--labels")
-        for path in "/page.json", "/tree.json", "/metrics":
-            body = silent.ask(path)[1].decode()
-            assert "secret" not in body and f":{os.getpid()}," not in body
-        told = silent.json("/page.json")
+        for path in "/page.json", "/tree", "/metrics":
+            body = silent.ask(path)[1]
+            assert b"secret" not in body and f":{os.getpid()},".encode() not in body
+        told = silent.facts()
         assert [session["pid"] for session in told["sessions"]] == [0]
         assert [int(space["digest"], 16) for space in told["namespaces"]] == [0]
-        told = open_.json("/page.json")
+        told = open_.facts()
         assert told["sessions"][0]["label"] == "secret one"
         assert told["sessions"][0]["pid"] == os.getpid()
         assert "secret two" in told["namespaces"][0]["label"]
-        assert "99000" not in open_.ask("/tree.json")[1].decode()
+        tree = open_.ask("/tree")[1]
+        assert all(key.to_bytes(4, "little") not in tree for key in range(99000, 99100))
 
 
 def test_a_hidden_arena_has_no_tree(serve):
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to run kvtmetricsd as another user")
-    with testing.daemon(arena_visible=False, socket_mode="0666") as hidden:
-        os.chmod(hidden.directory, 0o755)
-        made = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", "true"], check=False)
-        if made.returncode:
-            pytest.skip("setpriv cannot change the user here")
-        metricsd = Unprivileged(hidden.socket)
-        try:
-            tree = metricsd.json("/tree.json")
-            assert (tree["up"], tree["hidden"]) == (False, True) and "nodes" not in tree
-            assert metricsd.json("/page.json")["up"]
-        finally:
-            metricsd.end()
-
-
-class Unprivileged(Metricsd):
-    """A kvtmetricsd of another user than the daemon's."""
-
-    def __init__(self, socket):
-        popen = subprocess.Popen
-        subprocess.Popen = lambda command, **more: popen(
-            ["setpriv", "--reuid=65534", "--clear-groups", *command], **more)
-        try:
-            super().__init__(socket)
-        finally:
-            subprocess.Popen = popen
+    with testing.daemon(arena_visible=False) as hidden:
+        metricsd = serve(hidden)
+        tree = metricsd.tree()
+        assert (tree["up"], tree["tree"]) == (False, "hidden") and "nodes" not in tree
+        facts = metricsd.facts()
+        assert facts["up"] and facts["tree"] == "hidden"
 
 
 def test_only_loopback_names_are_served(daemon, serve):
@@ -115,7 +86,7 @@ def test_only_loopback_names_are_served(daemon, serve):
         assert metricsd.ask("/", host=host)[0].status == 200
     for host in "evil.example", "127.0.0.1.evil.example", "localhost.evil:80", "x", "[::2]", \
             "1.2.3.4", "a" * 200:
-        for path in "/", "/page.json", "/tree.json", "/page.js":
+        for path in "/", "/page.json", "/tree", "/page.js":
             assert metricsd.ask(path, host=host)[0].status == 403
         assert metricsd.ask("/metrics", host=host)[0].status == 200
 
@@ -138,12 +109,24 @@ def test_the_same_tree_is_not_sent_again(daemon, serve):
     with daemon.connect() as client:
         cache(client, list(range(100)), salt="a")
         metricsd = serve(daemon)
-        first = metricsd.json("/tree.json")
-        answer, body = metricsd.ask(f"/tree.json?after={first['version']}")
+        first = metricsd.tree()
+        answer, body = metricsd.ask(f"/tree?after={first['tree']}")
         assert (answer.status, body) == (204, b"")
         cache(client, list(range(32)), salt="b")
-        other = metricsd.until("/tree.json", lambda tree: tree["version"] != first["version"])
-        assert sum(node["pages"] for node in nodes(other)) == 8
+        other = metricsd.until(metricsd.tree, lambda tree: tree["tree"] != first["tree"])
+        assert sum(node["pages"] for node in other["nodes"]) == 8
+
+
+def test_a_tree_that_is_not_the_present_one_is_told(daemon, serve):
+    with daemon.connect() as client:
+        metricsd = serve(daemon)
+        first = metricsd.tree()
+        assert metricsd.until(metricsd.facts, lambda told: told["tree"] == first["tree"])
+        cache(client, list(range(100)), salt="a")
+        # Another browser may have asked just now: then this one gets the old tree again.
+        assert metricsd.until(metricsd.facts, lambda told: told["tree"] != first["tree"])["tree"] == "0"
+        other = metricsd.until(metricsd.tree, lambda tree: tree["tree"] != first["tree"])
+        assert metricsd.until(metricsd.facts, lambda told: told["tree"] == other["tree"])
 
 
 def connections(daemon):
@@ -154,11 +137,11 @@ def connections(daemon):
 
 def test_many_browsers_ask_the_daemon_as_often_as_one(daemon, serve):
     metricsd = serve(daemon)
-    metricsd.json("/page.json")
+    metricsd.facts()
     before = connections(daemon)[1]
-    first = metricsd.json("/page.json")["now_s"]
+    first = metricsd.facts()["now_s"]
     asked = 0
-    while (now := metricsd.json("/page.json")["now_s"]) < first + 2:
+    while (now := metricsd.facts()["now_s"]) < first + 2:
         asked += 1
     # Of these connections two are kvtctl's; one may be the hour's sample.
     assert connections(daemon)[1] - before <= now - first + 5 and asked > 30
@@ -166,15 +149,14 @@ def test_many_browsers_ask_the_daemon_as_often_as_one(daemon, serve):
 
 def test_a_daemon_that_is_gone_is_told_and_its_successor_found(daemon, serve):
     metricsd = serve(daemon)
-    assert metricsd.json("/tree.json")["up"]
+    assert metricsd.tree()["up"]
     daemon.stop()
-    told = metricsd.until("/page.json", lambda told: not told["up"])
+    told = metricsd.until(metricsd.facts, lambda told: not told["up"])
     assert told["why"] and "sessions" not in told
-    tree = metricsd.until("/tree.json", lambda tree: not tree["up"])
-    assert not tree["hidden"]
+    assert metricsd.until(metricsd.tree, lambda tree: not tree["up"])["why"]
     daemon.start()
-    assert metricsd.until("/page.json", lambda told: told["up"])["counters"]["cached_pages"] == 0
-    assert metricsd.until("/tree.json", lambda tree: tree["up"])["nodes"] == []
+    assert metricsd.until(metricsd.facts, lambda told: told["up"])["counters"]["cached_pages"] == 0
+    assert metricsd.until(metricsd.tree, lambda tree: tree["up"])["nodes"] == []
 
 
 def test_a_stopped_process_is_marked(daemon, serve):
@@ -184,8 +166,8 @@ def test_a_stopped_process_is_marked(daemon, serve):
     with subprocess.Popen(["python3", "-c", script, daemon.socket], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        assert metricsd.until("/page.json", lambda told: told["sessions"])["stopped"] == []
+        assert metricsd.until(metricsd.facts, lambda told: told["sessions"])["stopped"] == []
         os.kill(child.pid, signal.SIGSTOP)
-        assert metricsd.until("/page.json", lambda told: told["stopped"])["stopped"] == [0]
+        assert metricsd.until(metricsd.facts, lambda told: told["stopped"])["stopped"] == [0]
         os.kill(child.pid, signal.SIGCONT)
         child.communicate(b"\n")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The page of kvtmetricsd: asks for /page.json about once a second while it is visible, and for
-// /tree.json when the counters say that something changed. Texts of the daemon become text nodes.
+// /tree when the counters say that something changed. Texts of the daemon become text nodes.
 
-import { Icicle, Tree, scales } from "./tree.js";
+import { Icicle, Tree, parse, scales } from "./tree.js";
 
 const POLL_MS = 1100;
 const SEVERAL = 0xffffffff; // of a node's sealer
@@ -11,7 +11,8 @@ const MOST_NAMESPACES = 8;
 const $ = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en").format;
 
-let facts = null, version = "0", shown = "", before = null;
+let facts = null, before = null;
+let version; // of the tree that is shown
 
 // ---- texts
 
@@ -372,12 +373,12 @@ function drawLatencies() {
 
 // ---- asking
 
-async function ask(url) {
+async function ask(url, read = (answer) => answer.json()) {
 	const answer = await fetch(url, { signal: AbortSignal.timeout(15000) });
 
 	if (!answer.ok)
 		throw new Error(await answer.text());
-	return answer.status === 204 ? null : answer.json();
+	return answer.status === 204 ? null : read(answer);
 }
 
 function tell(up, why) {
@@ -386,26 +387,22 @@ function tell(up, why) {
 		$("state").textContent = why;
 }
 
-// True if the tree shown is that of these counters.
 async function askTree() {
-	const data = await ask(`tree.json?after=${version}`);
+	const data = await ask(`tree?after=${version}`,
+		async (answer) => parse(await answer.arrayBuffer()));
 
-	if (data && !data.up) {
-		version = "0";
-		$("tree-size").textContent = data.hidden
-			? "is hidden: the daemon has arena_visible = no" : data.why;
-		$("tree").hidden = true;
-		return data.hidden;
-	}
-	if (data) {
-		version = data.version;
+	if (!data)
+		return;
+	$("tree").hidden = !data.up;
+	version = data.tree;
+	if (data.up) {
 		icicle.set(new Tree(data));
-		$("tree").hidden = false;
 		$("tree-size").textContent = plural(icicle.tree.n, "node") +
 			(data.omitted ? `, and ${number(data.omitted)} that are not shown` : "");
 		drawPath();
+	} else {
+		$("tree-size").textContent = data.why;
 	}
-	return !data || data.now_s >= facts.now_s;
 }
 
 async function look() {
@@ -413,7 +410,6 @@ async function look() {
 
 	if (!data.up) {
 		tell(false, `the daemon does not answer: ${data.why}`);
-		shown = "";
 		return;
 	}
 	before = facts;
@@ -425,10 +421,8 @@ async function look() {
 	drawHour();
 	drawSessions();
 	drawLatencies();
-	const counters = JSON.stringify([data.epoch, data.counters]);
-
-	if (counters !== shown)
-		shown = await askTree() ? counters : "";
+	if (data.tree !== version)
+		await askTree();
 	drawTree();
 }
 

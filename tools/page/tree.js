@@ -14,35 +14,45 @@ export const scales = {
 	hits: ["64 and more", "16", "4", "2", "1", "none"],
 };
 
-// The nodes of /tree.json, linked. Two more stand for the whole pool and for what was detached.
+// /tree: a line of JSON, and a column of 32-bit numbers for each field.
+export function parse(buffer) {
+	const end = new Uint8Array(buffer).indexOf(10) + 1;
+	const data = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 0, end)));
+
+	data.columns = Object.fromEntries((data.fields ?? []).map((name, f) =>
+		[name, new Uint32Array(buffer, end + 4 * f * data.n, data.n)]));
+	return data;
+}
+
+// The nodes, linked. Two more stand for the whole pool and for what was detached.
 export class Tree {
 	#first;
 	#children;
 
 	constructor(data) {
-		const width = data.fields.length, n = data.nodes.length / width;
-
 		this.pageSize = data.page_size;
 		this.now = data.now_s;
-		this.n = n;
-		this.pool = n;
-		this.detached = n + 1;
-		this.columns = {};
-		data.fields.forEach((name, f) => {
-			const column = new Float64Array(n + 2);
+		this.n = data.n;
+		this.pool = this.n;
+		this.detached = this.n + 1;
+		this.columns = data.columns;
+		const order = new Int32Array(this.n + 2);
 
-			for (let i = 0; i < n; i++)
-				column[i] = data.nodes[i * width + f];
-			this.columns[name] = column;
-		});
+		for (let i = 0; i < order.length; i++)
+			order[i] = i;
 		this.#link();
+		this.#list(order);
 		this.#measure();
+		this.#list(this.#widestFirst(order));
 	}
 
 	// Nodes changed while they were read: one without a parent is left out.
 	#link() {
 		const { node, parent, flags } = this.columns, n = this.n;
-		const most = node.reduce((least, id) => Math.max(least, id), 0);
+		let most = 0;
+
+		for (let i = 0; i < n; i++)
+			most = Math.max(most, node[i]);
 		const index = new Int32Array(most + 1).fill(-1);
 
 		for (let i = 0; i < n; i++)
@@ -53,50 +63,74 @@ export class Tree {
 				flags[i] & ROOT ? this.pool : index[parent[i]] ?? -1;
 		if (this.parent.includes(this.detached))
 			this.parent[this.detached] = this.pool;
-		this.#list();
 	}
 
-	// Children of node i are #children[#first[i]] to before #children[#first[i + 1]].
-	#list() {
-		const first = new Int32Array(this.n + 3), places = first.subarray(1);
+	// Children of node i are #children[#first[i]] to before #children[#first[i + 1]], in the
+	// order in which they are given.
+	#list(order) {
+		const first = new Int32Array(this.n + 3), parent = this.parent;
 
-		for (const up of this.parent)
-			if (up >= 0)
-				places[up]++;
+		for (let i = 0; i < parent.length; i++)
+			if (parent[i] >= 0)
+				first[parent[i] + 1]++;
 		for (let i = 1; i < first.length; i++)
 			first[i] += first[i - 1];
-		const next = first.slice();
+		const next = first.slice(), children = new Int32Array(first[this.n + 2]);
 
+		for (let k = 0; k < order.length; k++) {
+			const i = order[k];
+
+			if (parent[i] >= 0)
+				children[next[parent[i]]++] = i;
+		}
 		this.#first = first;
-		this.#children = new Int32Array(first[this.n + 2]);
-		this.parent.forEach((up, i) => {
-			if (up >= 0)
-				this.#children[next[up]++] = i;
-		});
+		this.#children = children;
 	}
 
 	children(i) {
 		return this.#children.subarray(this.#first[i], this.#first[i + 1]);
 	}
 
-	// Pages of each subtree, widest child first. Parents that form a ring are not reached.
+	// Pages of each subtree. Parents that form a ring are not reached.
 	#measure() {
-		const order = [this.pool], { pages, node } = this.columns, total = pages.slice();
+		const order = new Int32Array(this.n + 2), total = new Uint32Array(this.n + 2);
+		const first = this.#first, children = this.#children, parent = this.parent;
+		let end = 1;
 
-		for (let at = 0; at < order.length; at++)
-			for (const child of this.children(order[at]))
-				order.push(child);
-		for (let at = order.length; at-- > 1;)
-			total[this.parent[order[at]]] += total[order[at]];
-		for (const i of order)
-			if (this.#first[i + 1] - this.#first[i] > 1)
-				this.children(i).sort((a, b) =>
-					total[b] - total[a] || node[a] - node[b]);
+		order[0] = this.pool;
+		for (let at = 0; at < end; at++)
+			for (let c = first[order[at]]; c < first[order[at] + 1]; c++)
+				order[end++] = children[c];
+		total.set(this.columns.pages);
+		while (--end > 0)
+			total[parent[order[end]]] += total[order[end]];
 		this.total = total;
 	}
 
+	// Sort nodes by falling width, and leave those of equal width in their order. By digits:
+	// comparisons would take most of the time of a new tree.
+	#widestFirst(order) {
+		const total = this.total, most = total.reduce((a, b) => Math.max(a, b), 0);
+		const DIGITS = 1 << 16;
+
+		for (let shift = 0; shift < 32 && most >>> shift; shift += 16) {
+			const place = new Int32Array(DIGITS + 1);
+			const sorted = new Int32Array(order.length);
+			const digit = (i) => DIGITS - 1 - (total[i] >>> shift & DIGITS - 1);
+
+			for (let i = 0; i < total.length; i++)
+				place[digit(i) + 1]++;
+			for (let d = 1; d < DIGITS; d++)
+				place[d] += place[d - 1];
+			for (let k = 0; k < order.length; k++)
+				sorted[place[digit(order[k])]++] = order[k];
+			order = sorted;
+		}
+		return order;
+	}
+
 	value(i, field) {
-		return this.columns[field][i];
+		return this.columns[field][i] ?? 0;
 	}
 
 	isNode(i) {
@@ -105,7 +139,7 @@ export class Tree {
 
 	// The same node in a later tree, by its id; -1 if it is gone.
 	find(id) {
-		return this.columns.node.subarray(0, this.n).indexOf(id);
+		return this.columns.node.indexOf(id);
 	}
 }
 

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/page_tree.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/atomic.h"
+#include "shm/racy.h"
+
+#define TRIES_MOST 1000 /* a node changes in each of them, or the daemon died while it changed it */
+#define SEVERAL UINT32_MAX
+
+/* The session that computed all cached pages of a run; SEVERAL; 0: unknown. */
+static uint32_t sealer_of(const struct kvt_arena_view *view, const uint32_t *pages, uint32_t n)
+{
+	struct kvt_page_record record;
+	uint32_t sealer = 0;
+
+	for (uint32_t i = 0; i < n && sealer != SEVERAL; i++) {
+		uint32_t page = kvt_load_relaxed(&pages[i]);
+
+		if (page >= view->n_pages)
+			continue;
+		kvt_racy_copy((uint32_t *)&record, (const uint32_t *)&view->pages[page],
+			      sizeof(record) / sizeof(uint32_t));
+		sealer = i == 0 || record.sealer == sealer ? record.sealer : SEVERAL;
+	}
+	return sealer;
+}
+
+static uint32_t sides_of(const struct kvt_arena_view *view, const uint32_t *pages, uint32_t n)
+{
+	uint32_t sides = 0;
+
+	for (uint32_t i = 0; view->n_sides && i < n; i++)
+		for (uint32_t kind = 0; kind < view->n_sides; kind++)
+			sides += kvt_arena_side(view, kvt_load_relaxed(&pages[i]), kind) !=
+				 KVT_NONE;
+	return sides;
+}
+
+/* Read what a node's version covers. False: it is free, or changes all the time. */
+static bool read_run(const struct kvt_arena_view *view, uint32_t id, uint32_t *row,
+		     uint32_t *ret_first_slot)
+{
+	const struct kvt_node *node = &view->nodes[id];
+
+	for (unsigned int tries = 0; tries < TRIES_MOST; tries++) {
+		/* Pairs with the release that ends a change of the node. */
+		uint32_t version = kvt_load_acquire(&node->version);
+
+		row[KVT_PAGE_FIELD_node] = id;
+		row[KVT_PAGE_FIELD_parent] = kvt_load_relaxed(&node->parent);
+		row[KVT_PAGE_FIELD_namespace] = kvt_load_relaxed(&node->namespace_id);
+		row[KVT_PAGE_FIELD_start] = kvt_load_relaxed(&node->start);
+		row[KVT_PAGE_FIELD_pages] = kvt_load_relaxed(&node->n_slots);
+		row[KVT_PAGE_FIELD_sealed] = kvt_load_relaxed(&node->sealed);
+		row[KVT_PAGE_FIELD_flags] = kvt_load_relaxed(&node->flags);
+		*ret_first_slot = kvt_load_relaxed(&node->first_slot);
+		/* Pairs with the release fence that begins one. */
+		kvt_fence_acquire();
+		if (!(version & 1) && kvt_load_relaxed(&node->version) == version)
+			return row[KVT_PAGE_FIELD_flags] & KVT_NODE_LIVE;
+	}
+	return false;
+}
+
+static bool read_node(const struct kvt_arena_view *view, uint32_t id, uint64_t now_ns,
+		      uint32_t *row)
+{
+	const struct kvt_node *node = &view->nodes[id];
+	uint32_t first_slot, sealed;
+	const uint32_t *pages;
+	uint64_t touched_ns, age_s;
+
+	if (!read_run(view, id, row, &first_slot))
+		return false;
+	sealed = row[KVT_PAGE_FIELD_sealed];
+	if (first_slot > view->n_slots || sealed > view->n_slots - first_slot)
+		return false; /* a broken arena */
+	pages = &view->slot_pages[first_slot];
+	touched_ns = kvt_load_relaxed(&node->touched_ns);
+	age_s = now_ns > touched_ns ? (now_ns - touched_ns) / 1000000000 : 0;
+	row[KVT_PAGE_FIELD_locks] = kvt_load_relaxed(&node->lock_ref);
+	row[KVT_PAGE_FIELD_hits] = kvt_load_relaxed(&node->hits);
+	row[KVT_PAGE_FIELD_age_s] = age_s < UINT32_MAX ? (uint32_t)age_s : UINT32_MAX;
+	row[KVT_PAGE_FIELD_sealer] = sealer_of(view, pages, sealed);
+	row[KVT_PAGE_FIELD_sides] = sides_of(view, pages, sealed);
+	return true;
+}
+
+void kvt_page_nodes_read(const struct kvt_arena_view *view, uint64_t now_ns,
+			 struct kvt_page_nodes *ret_nodes)
+{
+	struct kvt_page_nodes nodes = { .n = 0 };
+	uint32_t row[KVT_PAGE_N_FIELDS];
+
+	for (uint32_t id = 1; id < view->max_nodes; id++) {
+		if (!(kvt_load_relaxed(&view->nodes[id].flags) & KVT_NODE_LIVE) ||
+		    !read_node(view, id, now_ns, row))
+			continue;
+		if (nodes.n == KVT_PAGE_MOST_NODES) {
+			nodes.omitted++;
+			continue;
+		}
+		if (nodes.n == nodes.room) {
+			nodes.room = nodes.room * 2 + 512;
+			nodes.rows = kvt_tool_grow(nodes.rows, nodes.room, sizeof(*nodes.rows));
+		}
+		memcpy(nodes.rows[nodes.n++], row, sizeof(row));
+	}
+	*ret_nodes = nodes;
+}
+
+void kvt_page_nodes_print(const struct kvt_page_nodes *nodes, struct kvt_text *text)
+{
+	uint32_t *column = kvt_tool_grow(NULL, nodes->n + 1, sizeof(*column));
+
+	for (unsigned int field = 0; field < KVT_PAGE_N_FIELDS; field++) {
+		for (size_t i = 0; i < nodes->n; i++)
+			column[i] = nodes->rows[i][field];
+		kvt_text_add(text, (const char *)column, nodes->n * sizeof(*column));
+	}
+	free(column);
+}
