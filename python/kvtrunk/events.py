@@ -30,6 +30,8 @@ from ._feed import Feed, FeedRecord
 _RETRY_S = 0.2
 _TIMEOUT_S = 5.0
 _UNSENT_MAX = 100_000
+_ASKED_MAX = 16
+"""What one publish() takes of subscribers that ask."""
 _TOKENS_END = 1 << 31
 """Keys from here on are no tokens: kvtrunk_keys.h."""
 
@@ -382,12 +384,13 @@ class Publisher:
         self._seq = time.time_ns() // 1000
         self._context = zmq.Context()
         self._context.linger = 0
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub = self._context.socket(zmq.XPUB)
         self._replay = self._context.socket(zmq.ROUTER) if replay_endpoint else None
         self._none_asks = zmq.Again
         self._no_wait = zmq.NOBLOCK
         try:
             self._pub.set_hwm(_UNSENT_MAX)
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
             self._pub.bind(endpoint)
             if self._replay is not None:
                 self._replay.bind(replay_endpoint)
@@ -396,24 +399,28 @@ class Publisher:
             raise OSError(error.errno, f"{error}: {endpoint} or {replay_endpoint}") from None
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Send events as one message, none if there are none, and answer who missed some."""
-        if events:
+        """Send events as one message, and answer subscribers that missed some. Without events a
+        message is sent to new subscribers only: they see by its number that they missed some."""
+        if self._received(self._pub) or events:
             payload = encode(events, self._block_size, time.time(), self._rank)
             seq = self._seq.to_bytes(8, "big")
             self._seq += 1
             self._pub.send_multipart((self._topic, seq, payload))
             self._sent.append((seq, payload))
-        if self._replay is not None:
-            self._answer()
+        for asked in self._received(self._replay) if self._replay is not None else ():
+            self._answer(asked)
 
-    def _answer(self) -> None:
-        while True:
-            try:
-                asked = self._replay.recv_multipart(self._no_wait)
-            except self._none_asks:
-                return
-            if len(asked) != 3:
-                continue
+    def _received(self, socket: Any) -> list[list[bytes]]:
+        found: list[list[bytes]] = []
+        try:
+            while len(found) < _ASKED_MAX:
+                found.append(socket.recv_multipart(self._no_wait))
+        except self._none_asks:
+            pass
+        return found
+
+    def _answer(self, asked: list[bytes]) -> None:
+        if len(asked) == 3:
             for seq, payload in self._sent:
                 if seq >= asked[2]:
                     self._replay.send_multipart((asked[0], b"", self._topic, seq, payload))
