@@ -14,7 +14,6 @@
 #include <sys/mman.h>
 
 #include "daemon/log/feed.h"
-#include "shm/map.h"
 
 #define KINDS 3u
 #define CACHED 4096u
@@ -120,11 +119,10 @@ void bench_feed(const struct bench_options *options)
 	struct bench_result line = { .name = "cycle_feed", .keys = CACHED + NEW,
 				     .kind = "with a subscriber of the feed",
 				     .floor_is = "the same without" };
-	void *memory = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-	if (!memory)
+	if (memory == MAP_FAILED)
 		bench_die("feed: no memory");
-	kvt_map_huge(memory, bytes);
 	memset(memory, 0, bytes); /* a ring that came round once */
 	core.core = true;
 	bench_target_open(&told, &core, BENCH_POSITIONS / BENCH_PAGE_SIZE + 1);

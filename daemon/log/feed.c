@@ -98,15 +98,6 @@ static struct kvt_feed_entry *put(struct kvt_feed_writer *writer, uint64_t seq,
 	return entry;
 }
 
-/** True if `page` is a cached page of a node, right behind `before` on its path. */
-static bool follows(const struct kvt_feed_writer *writer, uint32_t page, uint32_t before)
-{
-	const struct kvt_page_record *record = &writer->view.pages[page];
-
-	return record->state == KVT_PAGE_CACHED && record->slot != KVT_NONE &&
-	       record->parent == before;
-}
-
 /** Write the first pages of `in` that are of one path. Returns how many. */
 static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *in,
 			   uint32_t n_in)
@@ -114,9 +105,9 @@ static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const u
 	const struct kvt_page_record *pages = writer->view.pages, *first = &pages[in[0]];
 	uint32_t ps = writer->view.page_size, most = kvt_feed_most(KVT_FEED_STORED, ps), n = 1;
 	struct kvt_feed_entry *entry;
-	uint32_t *keys;
 
-	while (n < n_in && n < most && follows(writer, in[n], in[n - 1]))
+	while (n < n_in && n < most && pages[in[n]].slot != KVT_NONE &&
+	       pages[in[n]].parent == in[n - 1])
 		n++;
 	entry = put(writer, seq, KVT_FEED_STORED, n);
 	entry->parent = first->parent;
@@ -124,15 +115,10 @@ static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const u
 	if (first->parent == KVT_NONE)
 		kvt_core_page_root(writer->core, in[0], &entry->namespace_id, &entry->value[0]);
 	memcpy(entry->words, in, n * sizeof(*in));
-	keys = entry->words + n;
-	for (uint32_t i = 0, run; i < n; i += run, keys += (size_t)run * ps) {
-		uint32_t slot = pages[in[i]].slot;
-
-		for (run = 1; i + run < n && pages[in[i + run]].slot == slot + run; run++)
-			;
-		memcpy(keys, writer->view.slot_keys + (size_t)slot * ps,
-		       (size_t)run * ps * sizeof(*keys));
-	}
+	/* One by one: long copies begin slowly (rep movsb). */
+	for (uint32_t i = 0; i < n; i++)
+		memcpy(entry->words + n + (size_t)i * ps,
+		       writer->view.slot_keys + (size_t)pages[in[i]].slot * ps, ps * sizeof(*in));
 	return n;
 }
 

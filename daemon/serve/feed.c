@@ -14,28 +14,12 @@
 #include "daemon/serve/connection.h"
 #include "daemon/serve/state.h"
 #include "shm/assert.h"
-#include "shm/map.h"
-
-#define PART_BYTES (2ull << 20) /* a huge page */
-
-/* Put the part of the ring that is written next on huge pages, once. A plain ring would cost a miss
- * of the TLB for each record, and all of it at once some milliseconds. */
-static void extend(struct kvt_feed_subscribers *feed)
-{
-	uint64_t left = feed->object.bytes - feed->ready;
-	uint64_t bytes = left < PART_BYTES ? left : PART_BYTES;
-
-	kvt_map_huge((char *)feed->object.base + feed->ready, bytes);
-	feed->ready += bytes;
-}
 
 static void write_change(void *context, const struct kvt_change *change)
 {
-	struct kvt_feed_subscribers *feed = &((struct kvt_daemon *)context)->feed;
+	struct kvt_daemon *daemon = context;
 
-	if (feed->ready < feed->object.bytes && feed->writer.end >= feed->ready)
-		extend(feed);
-	kvt_feed_write(&feed->writer, change);
+	kvt_feed_write(&daemon->feed.writer, change);
 }
 
 static int make(struct kvt_daemon *daemon, char *text, size_t size)
@@ -56,7 +40,6 @@ static int make(struct kvt_daemon *daemon, char *text, size_t size)
 			 strerror(-error));
 		return error;
 	}
-	feed->ready = 0;
 	kvt_feed_begin(&feed->writer, feed->object.base, bytes, daemon->core, daemon->arena.base,
 		       daemon->arena.bytes, daemon->config.feed_used);
 	kvt_core_set_change(daemon->core, write_change);

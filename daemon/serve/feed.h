@@ -15,7 +15,6 @@ struct kvt_daemon;
 struct kvt_feed_subscribers {
 	uint32_t n; /* connections */
 	struct kvt_object object;
-	uint64_t ready; /* leading bytes that are on huge pages, where the host has some */
 	int readonly; /* its descriptor for subscribers; valid while n > 0 */
 	struct kvt_feed_writer writer;
 };

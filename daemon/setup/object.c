@@ -477,9 +477,10 @@ int kvt_object_create_sealed(struct kvt_object *object, const char *what, uint64
 	error = kvt_object_create_unmapped(what, bytes, &object->fd);
 	if (error)
 		return error;
-	object->base = kvt_map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd);
-	if (!object->base) {
+	object->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, object->fd, 0);
+	if (object->base == MAP_FAILED) {
 		error = -errno;
+		object->base = NULL;
 		kvt_object_destroy(object);
 		return error;
 	}
