@@ -258,7 +258,9 @@ static void copy_one(struct reader *reader, uint32_t page)
 	kvt_store_relaxed(&world->tried, world->tried + 1);
 	if (!key)
 		return;
-	kvt_racy_copy(copy, world->pool + page * WORDS, WORDS);
+	kvt_racy_copy(copy, world->pool + page * WORDS, WORDS / 2);
+	sched_yield(); /* the page may well be removed here */
+	kvt_racy_copy(copy + WORDS / 2, world->pool + page * WORDS + WORDS / 2, WORDS / 2);
 	kvt_fence_acquire();
 	if (catch_up(reader) != 0 || reader->touched[page] > before) {
 		world->bad++;
