@@ -39,6 +39,8 @@ enum kvt_trace_option {
 #define KVT_TRACE_USAGE                                                                       \
 	"  --format F          mooncake, agent, jsonl, generate (no FILE), or any: that of the\n" \
 	"                      first object of FILE (any)\n"                                      \
+	"                      A byte of a text is a position; for a model's tokens pass FILE\n"  \
+	"                      through python3 -m kvtrunk.tokens MODEL FILE\n"                    \
 	"  --block-size N      positions that a block id stands for (mooncake 512, agent 64)\n"   \
 	"  --requests N        only the first N\n"                                                \
 	"  --users N           agent, generate: users active at once (16)\n"

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import subprocess
 import tempfile
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Union
 
 from ._errors import Error, InvalidArgument
 from ._keys import Tokens, keys_of
 from ._native import ffi
+from ._tokens import Prompt, load, tokens_of
 from .testing import program
 
 
@@ -55,18 +56,30 @@ def _options(values: dict[str, Any]) -> Iterable[str]:
             if value is not None)
 
 
-def analyze(prompts: Iterable[Tokens], *, outputs: Optional[Iterable[int]] = None,
+def _in_tokens(prompts: list[Any], tokenizer: Any) -> list[Any]:
+    def is_prompt(prompt: Any) -> bool:
+        return isinstance(prompt, str) or (isinstance(prompt, (list, tuple)) and bool(prompt) and
+                                           isinstance(prompt[0], dict))
+
+    return [tokens_of(tokenizer, prompt) if is_prompt(prompt) else prompt for prompt in prompts]
+
+
+def analyze(prompts: Iterable[Union[Tokens, Prompt]], *, outputs: Optional[Iterable[int]] = None,
             page_size: Optional[int] = None, concurrency: int = 1,
             pools: Optional[Iterable[int]] = None, socket: Optional[str] = None,
-            namespace: Optional[str] = None) -> Analysis:
+            namespace: Optional[str] = None, tokenizer: Any = None) -> Analysis:
     """Find what prompts have in common, and the order that needs the smallest pool.
 
+    tokenizer: with it, prompts may be texts or lists of messages. The name of a model, for
+    transformers, or an object of transformers or tokenizers.
     outputs: tokens of each answer, which take room while they run (default: none). page_size: 64, or
     that of the daemon at `socket`, which is asked what it has cached of them; nothing there changes.
     concurrency: prompts that run at once. pools: n_pages to look at. namespace: as `kvtctl` takes it.
     Needs kvtlab, which a wheel has. InvalidArgument: the text names the option. Error: no daemon.
     """
     prompts = list(prompts)
+    if tokenizer is not None:
+        prompts = _in_tokens(prompts, load(tokenizer) if isinstance(tokenizer, str) else tokenizer)
     lengths = [0] * len(prompts) if outputs is None else list(outputs)
     if len(lengths) != len(prompts):
         raise InvalidArgument(f"{len(lengths)} outputs for {len(prompts)} prompts: give each its own")
