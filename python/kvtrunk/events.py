@@ -61,7 +61,7 @@ class Cleared(NamedTuple):
 
 Event = Union[Stored, Removed, Cleared]
 Chain = Callable[[Any, Optional[bytes], Sequence[int]], bytes]
-"""chain(space, parent, tokens): digest of a page, from its parent's and its tokens, as in Stored."""
+"""chain(space, parent, tokens): digest of a page, from its parent's and its tokens as in Stored."""
 
 
 class Space(NamedTuple):
@@ -84,6 +84,12 @@ def sha256_chain(space: Space, parent: Optional[bytes], tokens: Sequence[int]) -
             parent = hashlib.sha256(b"sglang-cache-salt-v1\0" +
                                     space.cache_salt.encode()).digest()
     return hashlib.sha256(parent + array("I", tokens).tobytes()).digest()
+
+
+def sha256_pairs(space: Space, parent: Optional[bytes], tokens: Sequence[int]) -> bytes:
+    """The same of pairs: both tokens of each position."""
+    return sha256_chain(space, parent,
+                        [token for pair in zip(tokens, tokens[1:]) for token in pair])
 
 
 def _utf8(text: Optional[str]) -> Optional[bytes]:
@@ -251,10 +257,10 @@ class Source:
     """
 
     def __init__(self, socket: Union[str, os.PathLike[str], None] = None,
-                 chain: Chain = sha256_chain, *, pairs: bool = False,
+                 chain: Optional[Chain] = None, *, pairs: bool = False,
                  label: str = "kv events") -> None:
-        """socket: as in connect(). chain: what names a page. pairs: keys are those of
-        bigram_keys(). Raises DaemonUnreachable; PermissionDenied, Unsupported: it has no feed."""
+        """socket: as in connect(). chain: what names a page; default: SGLang's rule. pairs: keys
+        are those of bigram_keys(). Raises DaemonUnreachable; PermissionDenied, Unsupported: it has no feed."""
         self._socket, self._label = socket, label
         self._calls: collections.deque[Optional[tuple[tuple[int, int], int, Any]]] = (
             collections.deque())
@@ -263,7 +269,8 @@ class Source:
         self._stale = True
         """A snapshot is due."""
         self._connect()
-        self._index = Index(self._client.info.page_size, chain, pairs)
+        self._index = Index(self._client.info.page_size,
+                            chain or (sha256_pairs if pairs else sha256_chain), pairs)
 
     def share(self, namespace: Namespace, space: Any = Space()) -> None:
         """Give events of an open namespace from now on, also while it is closed. Call it each time
@@ -283,13 +290,14 @@ class Source:
                 if time.monotonic() - self._tried_at < _RETRY_S:
                     return []
                 self._connect()
+            found = [] if self._stale else self._drain(most)
             if self._stale:
                 self._feed.snapshot()
                 self._stale = False
-                return self._index.restart()
-            return self._drain(most)
+                found += self._index.restart()
+            return found
         except Overflow:
-            self._stale = True
+            pass  # the next call tries again
         except (ConnectionLost, DaemonUnreachable, Timeout):
             self.close()
         return []
@@ -309,7 +317,11 @@ class Source:
         events: list[Event] = []
         for _ in range(most):
             n = len(self._calls)  # their namespaces are opened in records in front
-            record = self._feed.poll()
+            try:
+                record = self._feed.poll()
+            except Overflow:
+                self._stale = True
+                break
             if record is not None:
                 events += self._index.take(record)
                 continue
@@ -325,7 +337,10 @@ class Source:
 
     def close(self) -> None:
         """Unsubscribe."""
-        self._client.close()
+        try:
+            self._client.close()
+        except (ConnectionLost, Timeout):
+            pass  # it is closed all the same
 
     def __enter__(self) -> Source:
         return self
@@ -344,7 +359,8 @@ def _imported(name: str, package: str) -> Any:
 
 def encode(events: Sequence[Event], block_size: int, stamp: float, rank: int = 0) -> bytes:
     """A message's payload, as SGLang has it. Digests of 8 bytes or more: the first 8, signed."""
-    return bytes(_imported("msgspec.msgpack", "msgspec").encode([stamp, [_told(event, block_size) for event in events], rank]))
+    told = [_told(event, block_size) for event in events]
+    return bytes(_imported("msgspec.msgpack", "msgspec").encode([stamp, told, rank]))
 
 
 def _number(digest: bytes) -> int:
@@ -369,8 +385,9 @@ def _told(event: Event, block_size: int) -> dict[str, Any]:
 
 
 class Publisher:
-    """Sends events by ZeroMQ: frames topic, sequence number (8 bytes, big endian), payload. Sequence
-    numbers begin at the time in microseconds, so that they rise when a program starts again."""
+    """Sends events by ZeroMQ: frames topic, sequence number (8 bytes, big endian), payload.
+
+    Numbers begin at the time in microseconds, so that they rise when a program starts again."""
 
     def __init__(self, endpoint: str, block_size: int, *, replay_endpoint: Optional[str] = None,
                  topic: str = "", buffer_steps: int = 10_000, rank: int = 0) -> None:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events for routers: an index made from them has what is cached, and they are the bytes of SGLang."""
-import collections
-import itertools
 import random
-import struct
 import time
 
 import pytest
@@ -23,8 +20,8 @@ def daemon():
 class Router:
     """An index made of events, as a router has one: it knows nothing of the pool."""
 
-    def __init__(self):
-        self.blocks = {}
+    def __init__(self, pairs=0):
+        self.blocks, self.pairs = {}, pairs
         self.cleared = 0
 
     def take(self, found):
@@ -37,10 +34,11 @@ class Router:
                     del self.blocks[digest]
             else:
                 assert event.parent is None or event.parent in self.blocks
-                parent, n = event.parent, len(event.tokens) // len(event.digests)
+                parent = event.parent
+                assert len(event.tokens) == len(event.digests) * PAGE + self.pairs
                 for i, digest in enumerate(event.digests):
                     assert digest not in self.blocks
-                    self.blocks[digest] = parent, event.tokens[i * n:(i + 1) * n], event.space
+                    self.blocks[digest] = parent, event.tokens[i * PAGE:(i + 1) * PAGE], event.space
                     parent = digest
 
     def follow(self, source):
@@ -95,3 +93,137 @@ def test_an_index_of_events_is_what_is_cached(daemon):
         router.follow(source)
         assert worker.stats().evicted_pages and router.cleared == 2
         assert router.prompts() == cached(space, asked)
+
+
+def test_a_namespace_is_told_from_when_it_is_shared(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router = Router()
+        router.follow(source)
+        for name in ("a", "b"):
+            cache(worker, *range(8), model=name)
+        router.follow(source)
+        assert not router.blocks
+        for name in ("a", "b"):
+            cache(worker, *range(4), *range(100, 108), model=name)
+            source.share(worker.namespace(model=name), events.Space(cache_salt=name))
+            source.share(worker.namespace(model=name), events.Space(cache_salt=name))
+        router.follow(source)
+        want = {(*range(4),), (*range(8),), (*range(4), *range(100, 104)),
+                (*range(4), *range(100, 108))}
+        assert [router.prompts(events.Space(cache_salt=name)) for name in "ab"] == [want, want]
+        source.forget()
+        source.share(worker.namespace(model="b"))
+        router.follow(source)
+        assert router.cleared == 2 and router.prompts() == want and len(router.blocks) == 4
+
+
+def test_a_root_key_is_a_tree_of_its_own(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space = Router(), worker.namespace(model="events")
+        source.share(space.root(7), events.Space(cache_salt="seven"))
+        for root in (0, 7, 8):
+            with space.root(root).begin(range(root, root + 4), full=True) as seq:
+                seq.end(4)
+        router.follow(source)
+        assert router.prompts(events.Space(cache_salt="seven")) == {(7, 8, 9, 10)}
+        assert len(router.blocks) == 1
+
+
+def test_pairs_that_differ_in_the_last_token_are_one_block_of_vllm(daemon):
+    def chain(space, parent, tokens):
+        return events.sha256_chain(space, parent, tokens[:-1])
+
+    with daemon.connect() as worker, events.Source(daemon.socket, chain, pairs=True) as source:
+        router, space = Router(pairs=1), worker.namespace(model="events")
+        source.share(space)
+        for last in (8, 9):
+            root, keys = kvtrunk.bigram_keys([*range(8), last])
+            with space.root(root).begin(keys, full=True) as seq:
+                seq.end(8)
+        router.follow(source)
+        assert worker.stats().cached_pages == 3 and len(router.blocks) == 2
+        assert router.prompts() == {(*range(4),), (*range(8),)}
+        worker.evict(1)
+        router.follow(source)
+        assert len(router.blocks) == 2  # one of the two is left
+        worker.evict(2)
+        router.follow(source)
+        assert not router.blocks
+
+
+def test_images_and_what_follows_them_are_not_told(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        source.share(worker.namespace(model="events"))
+        cache(worker, *range(4), *kvtrunk.image_keys((1, 2), 8), *range(8))
+        router = Router()
+        router.follow(source)
+        assert worker.stats().cached_pages == 5 and router.prompts() == {(0, 1, 2, 3)}
+
+
+def test_behind_lost_records_all_is_told_again(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space, asked = Router(), worker.namespace(model="events"), []
+        source.share(space)
+        router.follow(source)
+        for i in range(1000):
+            asked.append(tuple(range(1000 * i, 1000 * i + 600)))
+            cache(worker, *asked[-1])
+        router.follow(source)
+        assert router.cleared == 2 and router.prompts() == cached(space, asked[-2:])
+
+
+@pytest.mark.parametrize("supervise", [True, False], ids=["kept", "cold"])
+def test_a_daemon_that_restarts_is_followed(supervise):
+    with testing.daemon(supervise=supervise, page_size=PAGE, page_bytes=64) as made, \
+            events.Source(made.socket) as source:
+        router = Router()
+        with made.connect() as worker:
+            source.share(worker.namespace(model="events"))
+            cache(worker, *range(8))
+            router.follow(source)
+            assert len(router.blocks) == 2
+        made.kill()
+        if not supervise:
+            assert source.take() == source.take() == []
+            made.start()
+        end = time.monotonic() + 60
+        while router.cleared < 2:
+            router.take(source.take())
+            assert time.monotonic() < end
+        router.follow(source)
+        assert len(router.blocks) == (2 if supervise else 0)
+        with made.connect() as worker:
+            cache(worker, *range(4, 12))
+            router.follow(source)
+        assert len(router.blocks) == (4 if supervise else 2)
+
+
+def test_pages_are_named_by_the_rule_of_sglang():
+    def number(*arguments):
+        return int.from_bytes(events.sha256_chain(*arguments)[:8], "big", signed=True)
+
+    plain = events.Space()
+    first = events.sha256_chain(plain, None, [1, 2, 3, 4])
+    assert first.hex() == "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
+    assert number(plain, None, [1, 2, 3, 4]) == -3488128144981237669
+    assert number(plain, first, [5, 6, 7, 8]) == 5674439469042975057
+    assert number(plain, first, [9, 9, 9, 9]) == -54982850985331377
+    assert number(events.Space(cache_salt="s1"), None, [1, 2, 3, 4]) == 8751685944416650314
+    assert len({number(events.Space(*name), None, [1]) for name in (
+        (None, None), ("a", None), (None, "a"), ("a", "a"), ("b", "a"))}) == 5
+
+
+def test_pairs_are_named_by_the_rule_of_sglang():
+    digest = events.sha256_pairs(events.Space(), None, [1, 2, 3, 4, 5])
+    assert digest.hex().startswith("f721fe42aac11dcb")
+
+
+def test_what_sends_events_is_named_if_it_is_missing(monkeypatch):
+    import sys
+
+    for module, package in (("zmq", "pyzmq"), ("msgspec", "msgspec")):
+        with monkeypatch.context() as missing:
+            missing.setitem(sys.modules, "zmq", object())
+            missing.setitem(sys.modules, module, None)
+            with pytest.raises(ImportError, match=f"pip install {package}"):
+                events.Publisher("inproc://events", 16)

@@ -29,6 +29,7 @@ from .._say import Say
 from .._seq import Fence
 from .._socket import socket_of
 from . import _drafts
+from ._events import Events, events_of
 from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
 from ._refuse import refuse
@@ -123,6 +124,10 @@ class Engine:
         self._spaces = Spaces(self.ring, self._open_space)
         self.nobody = 0
         """A namespace for requests that share nothing."""
+        self.events: Optional[Events] = None
+        """None: no KV events are published."""
+        self._lora: dict[str, Any] = {}
+        """Requests' adapters by their digests."""
         self.worker: Optional[WorkerPool] = None
         """The worker, if it is in this process."""
         if self.n_workers:
@@ -138,6 +143,10 @@ class Engine:
             cq_entries=min(2 * entries, 1 << 14),
             keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0)
         return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say)
+
+    def publish(self, vllm_config: Any) -> None:
+        """Prepare KV events, if they are wanted. Before vLLM makes their publisher."""
+        self.events = events_of(vllm_config, self._socket, self._label, self.drafts)
 
     # ---- the group
 
@@ -163,14 +172,19 @@ class Engine:
         config = hashlib.sha256("\0".join([made_by, *self._built, drafts]).encode()).digest()
         self.watch.name = self.name = Name(config, files)
         self._open_nobody()
+        if self.events is not None:  # before any request
+            self._spaces.find((self.name.value(self.ring.client), None, None))
 
     def _open_nobody(self) -> None:
         self.nobody = self.ring.client.namespace(extra=b"vllm nobody", label="vllm alone")._id
 
     def _open_space(self, name: tuple[bytes, Optional[str], Optional[str]]) -> Namespace:
         value, adapter, salt = name
-        return self.ring.client.namespace(model=value, adapter=adapter, salt=salt,
-                                          label=f"vllm {value.hex()[:8]}")
+        space = self.ring.client.namespace(model=value, adapter=adapter, salt=salt,
+                                           label=f"vllm {value.hex()[:8]}")
+        if self.events is not None:
+            self.events.share(space, self._lora.get(adapter or ""), salt)
+        return space
 
     def namespace(self, request: Any) -> Optional[int]:
         """A request's namespace. None: there is none for it, it shares nothing."""
@@ -187,6 +201,7 @@ class Engine:
             if lora.lora_int_id not in self._adapters:
                 self._adapters.load(self.watch.load_adapter(lora))
             adapter = self._adapters.digest(lora.lora_int_id)
+            self._lora[adapter] = lora
         try:
             value = self.name.value(self.ring.client)
             return self._spaces.find((value, adapter, request.cache_salt))._id
@@ -196,11 +211,14 @@ class Engine:
 
     def _adapters_change(self) -> None:
         self._adapters.clear()
+        self._lora.clear()
         self._reloaded.clear()
 
     def leave_spaces(self) -> None:
         """Close the namespaces of a name that is not used any more."""
         self._spaces.clear()
+        if self.events is not None:
+            self.events.forget()
 
     # ---- a session that ends
 
@@ -251,6 +269,8 @@ class Engine:
     def close(self, fence: Optional[Fence] = None) -> None:
         """End the session when the fence is reached."""
         self.watch.close()
+        if self.events is not None:
+            self.events.close()
         _close(self.ring.client, fence)
 
 

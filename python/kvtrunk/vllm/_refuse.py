@@ -133,9 +133,6 @@ OPTIONS: tuple[Rule, ...] = (
      or c.parallel_config.nnodes_within_dp > 1,
      "workers must be processes of this host: set --distributed-executor-backend mp and "
      "--data-parallel-backend mp, and do not divide one rank among hosts (--nnodes)"),
-    (lambda c: c.kv_events_config is not None and c.kv_events_config.enable_kv_cache_events,
-     "KV events are not supported, because other engines cache and evict, too: remove "
-     "--kv-events-config"),
     (lambda c: c.model_config.use_mla and not c.cache_config.enable_prefix_caching
      and c.device_config.device_type == "cpu",
      "vLLM reuses no KV of MLA models on CPUs without AMX, so there is nothing to share: remove "

@@ -95,16 +95,27 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "lora/model_manager.py": {"LoRAModelManager": {"get_adapter": ("adapter_id",)}},
     "multimodal/hasher.py": {"MultiModalHasher": {"hash_kwargs": ("algorithm",)}},
     "multimodal/inputs.py": {"MultiModalKwargsItem": {"get_data": ()}},
+    "distributed/kv_events.py": {
+        "EventPublisher": {"publish": ("events",)},
+        "EventPublisherFactory": {"register_publisher": ("name", "ctor")}},
+    "utils/hashing.py": {"": {"get_hash_fn_by_name": ()}},
+    "v1/core/kv_cache_utils.py": {"": {
+        "generate_block_hash_extra_keys": ("request", "start_token_idx", "end_token_idx"),
+        "hash_block_tokens": ("hash_function", "parent_block_hash", "curr_block_token_ids",
+                              "extra_keys"),
+        "maybe_convert_block_hash": (), "resolve_none_hash_seed": (),
+        "to_event_extra_keys": ("extra_keys",)}},
 }
 
 # File: class: names that it defines, and that we read.
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/cache.py": {"CacheConfig": (
         "block_size", "cache_dtype", "enable_prefix_caching", "kv_offloading_size",
-        "kv_sharing_fast_prefill", "num_gpu_blocks_override", "sliding_window")},
+        "kv_sharing_fast_prefill", "num_gpu_blocks_override", "prefix_caching_hash_algo",
+        "sliding_window")},
     "config/compilation.py": {"CompilationConfig": ("static_forward_context",)},
     "config/device.py": {"DeviceConfig": ("device_type",)},
-    "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events",)},
+    "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events", "publisher")},
     "config/kv_transfer.py": {"KVTransferConfig": (
         "engine_id", "kv_connector", "kv_connector_extra_config", "kv_load_failure_policy",
         "kv_role")},
@@ -123,6 +134,12 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
         "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
+    "distributed/kv_events.py": {
+        "BlockRemoved": ("block_hashes", "group_idx", "medium"),
+        "BlockStored": ("block_hashes", "block_size", "extra_keys", "group_idx",
+                        "kv_cache_spec_kind", "lora_id", "lora_name", "medium",
+                        "parent_block_hash", "token_ids"),
+        "EventPublisherFactory": ("_registry",)},
     "distributed/kv_transfer/kv_connector/factory.py": {
         "KVConnectorFactory": ("_registry", "register_connector")},
     "v1/kv_cache_interface.py": {
@@ -177,6 +194,9 @@ CALLS = (
     ("v1/worker/gpu/kv_connector.py", _OUTPUT),
     (_SCHEDULER, r"connector\.update_connector_output\("),
     (_SCHEDULER, r"kv_load_failure_policy == \"recompute\""),
+    # KV events: the publisher is made behind the connector.
+    (_SCHEDULER, r"KVConnectorFactory\.create_connector\([\s\S]*= EventPublisherFactory\.create\("),
+    (_MANAGER, r"self\.kv_cache_event_metadata = "),
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"worker_meta\.aggregate\("),
     ("v1/worker/gpu/model_runner.py", r"self\.block_tables = BlockTables\("),
@@ -220,11 +240,10 @@ def _arguments(function: ast.FunctionDef) -> set[str]:
 
 
 def _methods(tree: ast.Module, name: str) -> dict[str, set[str]]:
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return {item.name: _arguments(item) for item in node.body
-                    if isinstance(item, ast.FunctionDef)}
-    return {}
+    bodies = [tree.body] if not name else [
+        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {item.name: _arguments(item) for body in bodies for item in body
+            if isinstance(item, ast.FunctionDef)}
 
 
 def _fields(tree: ast.Module, name: str) -> set[str]:
@@ -253,7 +272,7 @@ def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
             methods = _methods(tree, name)
             for method, arguments in wanted.items():
                 if method not in methods:
-                    found.append(f"{name} has no {method}() in {file}")
+                    found.append(f"{name or 'the module'} has no {method}() in {file}")
                     continue
                 missing = [each for each in arguments if each not in methods[method]]
                 if missing:

@@ -99,6 +99,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             check_pages(vllm_config, engine.info)
             layout = wanted_layout(engine.info.geometry)
+            engine.publish(vllm_config)
         except ValueError:
             engine.close()
             raise
@@ -229,7 +230,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """What all workers found, before the first request: open the namespace of their KV."""
         engine = self._engine
-        assert engine is not None
+        assert engine is not None and self._manager is not None
         if len(metadata) != max(1, engine.n_workers):
             refuse(f"{len(metadata)} of {max(1, engine.n_workers)} workers said that their KV lies "
                    "in the pool: vLLM did not register the KV tensors")
@@ -243,6 +244,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,
                     engine.info.page_size, engine.name, self._layout, backend, isa)
+        if engine.events is not None:
+            main = main_group(self._groups)
+            engine.events.begin(engine.info.page_size, main,
+                                self._manager.kv_cache_event_metadata[main])
         windows = [proof.windows for proof in metadata.values() if isinstance(proof, Proof)][0]
         if any(windows):
             logger.info("kvtrunk: %d of %d layers have windows of %d tokens, and keep all tokens",

@@ -72,8 +72,6 @@ REFUSED = [
     ("parallel_config.pipeline_parallel_size", 2, "--pipeline-parallel-size"),
     ("parallel_config.decode_context_parallel_size", 2, "--decode-context-parallel-size"),
     ("parallel_config.distributed_executor_backend", "ray", "--distributed-executor-backend"),
-    ("kv_events_config", types.SimpleNamespace(enable_kv_cache_events=True),
-     "--kv-events-config"),
     ("cache_config.enable_prefix_caching", False, "--no-enable-prefix-caching"),
     ("cache_config.cache_dtype", "int8_per_token_head", "--kv-cache-dtype"),
     ("cache_config.cache_dtype", "fp8_e5m2", "--kv-cache-dtype"),

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV events: the index of each engine's subscriber has what the pool has, whoever computed it. With
+vLLM's own schedulers and publishers, and with whole engines."""
+import contextlib
+import random
+
+import life
+import pytest
+import subscriber
+from conftest import PAGE, geometry
+from engine import counters, prompt, until
+from measure_step import Scheduler
+from subscriber import Subscriber, cached
+
+from kvtrunk import testing
+
+PAGES, LONGEST = 40, 7 * PAGE
+
+
+class NoPool:
+    """What life.Engine tells of reused positions."""
+
+    def expect(self, row):
+        """Nothing to compare."""
+
+
+class Engine(life.Engine):
+    """A scheduler with a publisher, and a worker that answers with tokens by chance."""
+
+    def __init__(self, folder, path, chance, asynchronous=False, **options):
+        super().__init__(folder, NoPool(), chance, asynchronous, **{
+            "pages": PAGES, "max_model_len": LONGEST, "max_num_seqs": 6,
+            "max_num_batched_tokens": 72, "kv_events_config": subscriber.config(path), **options})
+
+    def compute(self, step, known):
+        """A step's output."""
+        self.follow(step, known)
+        sampled = []
+        for name, n in step.num_scheduled_tokens.items():
+            row = self.rows[name]
+            row.computed += n
+            ends = row.computed >= len(row.tokens)
+            sampled.append([self.chance.randrange(2)] if ends else [])
+            row.tokens += sampled[-1]
+        self.answer(step, sampled)
+
+
+@contextlib.contextmanager
+def pair(folder, monkeypatch, tmp_path, asynchronous=False, **options):
+    """A daemon, two engines on it, and their subscribers."""
+    chance = random.Random(0)
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES, **options)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        paths = [tmp_path / name for name in "ab"]
+        engines = [Engine(folder, path, chance, asynchronous) for path in paths]
+        subscribers = [Subscriber(path) for path in paths]
+        yield daemon, engines, subscribers
+        for each in (*subscribers, *(engine.theirs for engine in engines)):
+            (each.close if isinstance(each, Subscriber) else each.shutdown)()
+
+
+def agree(daemon, subscribers, behind=0):
+    """Until each subscriber has what is cached."""
+    def same():
+        have = cached(daemon, behind)
+        return all({tokens for tokens, *_ in each.follow().prompts()} == have
+                   for each in subscribers)
+    until(same)
+
+
+def ask(chance, engines, n=60):
+    """Random prompts, which share beginnings."""
+    heads = [chance.choices((0, 1), k=4 * PAGE) for _ in range(3)]
+    life.run(chance, engines, n, lambda: (
+        chance.choice(heads)[:chance.randrange(1, 5) * PAGE + chance.choice((-1, 0, 1))] +
+        chance.choices((0, 1), k=chance.choice((1, 2, 33))), chance.choice((1, 2, 40))))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_each_engine_tells_what_the_pool_has(folder, monkeypatch, tmp_path, asynchronous):
+    chance = random.Random(1)
+    with pair(folder, monkeypatch, tmp_path, asynchronous) as (daemon, engines, subscribers):
+        for reset in (False, True, False):
+            ask(chance, engines)
+            agree(daemon, subscribers)
+            if reset:
+                with daemon.connect() as client:
+                    client.reset()
+                agree(daemon, subscribers)
+        assert counters(daemon).evicted_pages
+        assert [each.cleared for each in subscribers] == [2, 2]
+
+
+@pytest.mark.parametrize("supervise", [True, False], ids=["kept", "cold"])
+def test_a_daemon_that_restarts_is_followed(folder, monkeypatch, tmp_path, supervise):
+    chance = random.Random(2)
+    with pair(folder, monkeypatch, tmp_path, supervise=supervise) as (daemon, engines, subscribers):
+        for _ in range(2):
+            ask(chance, engines, 20)
+            agree(daemon, subscribers)
+            assert subscribers[0].blocks
+            before = [each.cleared for each in subscribers]
+            if supervise:
+                daemon.kill()
+            else:
+                daemon.restart()
+            until(lambda now=before: [each.follow().cleared for each in subscribers] ==
+                  [n + 1 for n in now])
+            agree(daemon, subscribers)
+            assert bool(subscribers[1].blocks) == supervise
+
+
+def test_blocks_are_told_as_vllm_alone_tells_them(folder, monkeypatch, tmp_path):
+    tokens, salted = prompt(1, 3 * PAGE + 5), prompt(2, 2 * PAGE + 1)
+    told = []
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        for shared in (True, False):
+            path = tmp_path / str(shared)
+            made = Scheduler(folder, shared, pages=PAGES, kv_events_config=subscriber.config(path))
+            reader = Subscriber(path)
+            for name, asked, salt in (("1", tokens, None), ("2", salted, "blue"),
+                                      ("3", tokens[:PAGE] + salted, None)):
+                request = made.request(name, asked, 1)
+                request.cache_salt = salt
+                if salt:
+                    request.block_hashes.clear()
+                    request.update_block_hashes()
+                run(made.theirs, request)
+            until(lambda reader=reader: len(reader.follow().blocks) == 7)
+            told.append(reader.events)
+            reader.close()
+            made.theirs.shutdown()
+    assert told[0].pop(0) == subscriber.AllBlocksCleared()
+    assert told[0] == told[1] and len(told[1]) == 3
+
+
+def run(scheduler, request):
+    """A request of one token, alone."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    scheduler.add_request(request)
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        names = list(step.num_scheduled_tokens)
+        scheduler.update_from_output(step, ModelRunnerOutput(
+            names, {name: i for i, name in enumerate(names)}, [[7] for _ in names]))
+
+
+def test_salts_and_adapters_are_told_by_engines_that_know_them(folder, monkeypatch, tmp_path):
+    from vllm.lora.request import LoRARequest
+
+    with pair(folder, monkeypatch, tmp_path) as (daemon, engines, subscribers):
+        tokens = prompt(3, PAGE + 1)
+        for engine, asked in zip(engines, ([None, "blue", "lora"], [])):
+            for name, salt in enumerate(asked):
+                request = engine.request(str(name), tokens, 1)
+                if salt == "lora":
+                    engine.theirs.kv_cache_manager.engine._adapters.load({1: "its digest"})
+                    request.lora_request = LoRARequest("fables", 1, str(tmp_path))
+                else:
+                    request.cache_salt = salt
+                run(engine.theirs, request)
+        page = tuple(tokens[:PAGE])
+        until(lambda: len(subscribers[0].follow().blocks) == 3)
+        assert subscribers[0].prompts() == {(page, None, None), (page, ("blue",), None),
+                                            (page, ("fables",), "fables")}
+        until(lambda: len(subscribers[1].follow().blocks) == 1)
+        request = engines[1].request("1", tokens, 1)
+        request.cache_salt = "blue"
+        run(engines[1].theirs, request)  # finds it
+        until(lambda: len(subscribers[1].follow().blocks) == 2)
+        engines[0].theirs.reset_prefix_cache()
+        until(lambda: subscribers[0].follow().cleared == 2)
+        assert not subscribers[0].blocks and len(subscribers[1].follow().blocks) == 2
+
+
+def test_side_pages_are_not_told(folder, monkeypatch, tmp_path):
+    from test_hybrid_life import KINDS
+
+    kind = KINDS["window"]
+    with testing.daemon(**kind.geometry()) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine = Engine(folder, tmp_path / "a", random.Random(0), pages=kind.pages, page=kind.page,
+                        sides=kind.specs(), max_model_len=kind.longest * kind.page)
+        reader = Subscriber(tmp_path / "a")
+        ask(random.Random(4), [engine], 20)
+        agree(daemon, [reader])
+        assert counters(daemon).side_pages
+        assert {(event.group_idx, event.kv_cache_spec_kind) for event in reader.events
+                if hasattr(event, "kv_cache_spec_kind")} == {(0, "full_attention")}
+        reader.close()
+        engine.theirs.shutdown()
+
+
+def test_with_draft_layers_tokens_are_told_once(folder, monkeypatch, tmp_path):
+    import model
+
+    (tmp_path / "head").mkdir()
+    head = model.write_eagle(tmp_path / "head")
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        made = Scheduler(folder, True, pages=PAGES, kv_events_config=subscriber.config(tmp_path / "a"),
+                         speculative_config={"method": "eagle", "model": str(head),
+                                             "num_speculative_tokens": 1})
+        reader, tokens = Subscriber(tmp_path / "a"), prompt(5, 2 * PAGE)
+        for name, last in enumerate((8, 9)):  # pages that differ in the token behind them
+            run(made.theirs, made.request(str(name), [*tokens, last, 1, 1], 1))
+        agree(daemon, [reader], behind=1)
+        assert counters(daemon).cached_pages == 3 and len(reader.blocks) == 2
+        reader.close()
+        made.theirs.shutdown()
+
+
+@pytest.mark.parametrize("options,says", [({"feed_bytes": 0}, "feed_bytes"),
+                                          ({"arena_visible": "no"}, "arena_visible")])
+def test_a_daemon_without_a_feed_is_refused(folder, monkeypatch, tmp_path, options, says):
+    with testing.daemon(**geometry(**options)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        with pytest.raises(ValueError, match=f"--kv-events-config: .*{says}"):
+            Scheduler(folder, True, kv_events_config=subscriber.config(tmp_path / "a"))
