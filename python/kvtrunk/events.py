@@ -99,10 +99,14 @@ def _utf8(text: Optional[str]) -> Optional[bytes]:
 class _Page:
     """One cached page."""
 
-    __slots__ = ("space", "digest", "last")
+    __slots__ = ("space", "parent", "behind", "digest", "last")
 
-    def __init__(self, space: _Space, digest: Optional[bytes], last: int) -> None:
+    def __init__(self, space: _Space, parent: int, digest: Optional[bytes], last: int) -> None:
         self.space = space
+        self.parent = parent
+        """Number of the page in front; 0: none."""
+        self.behind: Optional[set[int]] = None
+        """Numbers of those right behind it."""
         self.digest = digest
         """None: not told."""
         self.last = last
@@ -200,7 +204,7 @@ class Index:
         if space.shared:
             return self._tell(space, rows)
         for page, parent, last, keys in rows:
-            self._pages[page] = _Page(space, None, keys[-1])
+            self._add(page, _Page(space, parent, None, keys[-1]))
             space.waiting[page] = parent, last, keys
         return []
 
@@ -213,11 +217,11 @@ class Index:
             before = self._pages[parent].digest if parent else None
             tokens = keys.tolist()
             if max(tokens) >= _TOKENS_END or parent and before is None or last < 0:
-                self._pages[page] = _Page(space, None, tokens[-1])
+                self._add(page, _Page(space, parent, None, tokens[-1]))
                 continue
             row = [last, *tokens] if self._pairs else tokens
             digest = self._chain(space.value, before, row)
-            self._pages[page] = _Page(space, digest, tokens[-1])
+            self._add(page, _Page(space, parent, digest, tokens[-1]))
             times = self._told[digest] = self._told.get(digest, 0) + 1
             if times > 1:
                 continue
@@ -231,13 +235,27 @@ class Index:
             end = page
         return runs
 
+    def _add(self, number: int, page: _Page) -> None:
+        old = self._pages.get(number)  # if it waited to be told
+        page.behind = old.behind if old is not None else None
+        self._pages[number] = page
+        if page.parent:
+            before = self._pages[page.parent]
+            before.behind = before.behind or set()
+            before.behind.add(number)
+
     def _remove(self, pages: Iterable[int]) -> list[Event]:
-        digests = []
-        for number in pages:
-            page = self._pages.pop(number, None)
-            if page is None:
-                continue
+        """Forget pages, and all behind them, which match nothing any more."""
+        digests, gone = [], {number for number in pages if number in self._pages}
+        numbers = [number for number in gone if self._pages[number].parent not in gone]
+        while numbers:
+            number = numbers.pop()
+            page = self._pages.pop(number)
+            numbers.extend(page.behind or ())
             page.space.waiting.pop(number, None)
+            before = self._pages.get(page.parent)
+            if before is not None and before.behind is not None:
+                before.behind.discard(number)
             if page.digest is None:
                 continue
             times = self._told[page.digest] - 1
@@ -246,6 +264,7 @@ class Index:
             else:
                 del self._told[page.digest]
                 digests.append(page.digest)
+        digests.reverse()  # parents last
         return [Removed(digests)] if digests else []
 
 

@@ -31,6 +31,7 @@ class Router:
                 self.cleared += 1
             elif isinstance(event, events.Removed):
                 for digest in event.digests:
+                    assert digest not in {parent for parent, *_ in self.blocks.values()}
                     del self.blocks[digest]
             else:
                 assert event.parent is None or event.parent in self.blocks
@@ -158,6 +159,21 @@ def test_images_and_what_follows_them_are_not_told(daemon):
         router = Router()
         router.follow(source)
         assert worker.stats().cached_pages == 5 and router.prompts() == {(0, 1, 2, 3)}
+
+
+def test_what_is_behind_a_removed_page_is_removed_with_it(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space = Router(), worker.namespace(model="events")
+        source.share(space)
+        asked = [(*range(8), *range(100 * i, 100 * i + 12)) for i in range(3)]
+        for prompt in asked:
+            cache(worker, *prompt)
+        router.follow(source)
+        before = len(router.blocks)
+        space.remove(asked[0][:8])
+        cache(worker, *asked[1])  # while what was removed may wait to be reclaimed
+        router.follow(source)
+        assert before == 11 and router.prompts() == whole(asked[1:2])
 
 
 def test_behind_lost_records_all_is_told_again(daemon):
