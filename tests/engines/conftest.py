@@ -6,7 +6,7 @@ import time
 import model
 import pytest
 
-pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "sharing")
+pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "routed", "sharing")
 
 
 def pytest_collection_modifyitems(items):

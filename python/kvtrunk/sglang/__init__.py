@@ -9,6 +9,7 @@ Without the flag, or with --disable-radix-cache, SGLang runs as if it were not i
     _keys       tokens as keys; which requests must not share
     _pool       tensors on the pool, their proof, the allocator
     _cache      SGLang's prefix cache interface; admission
+    _events     what is cached, for SGLang's publisher of KV events
     _identity   what makes KV equal: weights, config, kernels
     _updates    new weights and adapters of an engine that runs
     _refusals   what does not work, in words

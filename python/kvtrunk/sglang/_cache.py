@@ -28,6 +28,7 @@ from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
 from .._ring import Spaces
 from . import HOOKS, _identity, _pool, _refusals, _updates, compat
+from ._events import Events
 from ._keys import grown, keys_of
 from ._leases import Lease
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 _NO_KEYS = np.empty(0, np.uint32)
 Space = tuple[Optional[str], Optional[str], Optional[str]]
 """What names a namespace: extra key, salt and adapter."""
+_PLAIN: Space = None, None, None
 _RANK_0S: Any = object()
 """The namespace of a request, where another rank has it."""
 
@@ -117,6 +119,7 @@ class KvtrunkCache(BasePrefixCache):
         self._spaces = Spaces(self.leases.ring, self._open_space)
         self._found: Any = _RANK_0S
         self._bounds = bounds
+        self._events = Events(params, _pool.socket()) if params.enable_kv_cache_events else None
         if params.enable_metrics:
             self.init_metrics_collector()
 
@@ -126,6 +129,8 @@ class KvtrunkCache(BasePrefixCache):
         """What was computed so far stays where it is, and nothing is added to it."""
         self.leases.unshare()
         self._spaces.clear()
+        if self._events is not None:
+            self._events.forget()
         if not self.leases.follows:
             logger.info("kvtrunk: %s: %s", why, self._name)
 
@@ -143,20 +148,23 @@ class KvtrunkCache(BasePrefixCache):
     def _space(self, req: Any) -> Optional[Namespace]:
         """The namespace of a request; of a request of no kind if it is None. None: there can be no
         more."""
-        name: Space = None, None, None
+        name, whole_key = _PLAIN, None
         if req is not None:
-            extra_key = req.extra_key or ""
+            extra_key = whole_key = req.extra_key or ""
             if req.lora_id is not None:  # SGLang has added it
                 extra_key = extra_key.removesuffix(req.lora_id)
             name = extra_key or None, req.cache_salt or None, self.adapters.name(req.lora_id)
-        return self._found if self.leases.see(self._find, name) else None
+        return self._found if self.leases.see(self._find, name, whole_key or None) else None
 
-    def _find(self, name: Space) -> bool:
+    def _find(self, name: Space, extra_key: Optional[str]) -> bool:
+        """extra_key: SGLang's, with the adapter's number."""
         try:
             self._found = self._spaces.find(name)
         except Error as error:
             self.leases.say(f"requests of another salt or adapter share nothing: {error}")
             return False
+        if self._events is not None:
+            self._events.share(self._found, extra_key, name[1])
         return True
 
     # ---- looking
@@ -336,6 +344,15 @@ class KvtrunkCache(BasePrefixCache):
             req.finished_reason = aborted
         else:
             req.to_finish = aborted
+
+    def take_events(self) -> list[Any]:
+        """What the pool has that requests of this engine can use. SGLang's publisher asks after
+        prefills, every few decodes, and while it is idle."""
+        if self._events is None:
+            return []
+        if not self.leases.lost:
+            self._find(_PLAIN, None)  # before the first request, too
+        return self._events.take()
 
     # ---- room
 

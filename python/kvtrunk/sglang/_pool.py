@@ -119,23 +119,23 @@ def _session(**options: Any) -> Client:
     """The session of an engine: that of its rank 0, whose group the others join with its token."""
     group = ranks()
     if group.world_size == 1:
-        return connect(_socket(), label="sglang", **options)
+        return connect(socket(), label="sglang", **options)
     rank: int = group.rank_in_group
     client, opened = None, None
     try:
         if rank == 0:
-            socket = _socket()
-            client = connect(socket, label="sglang", mirror=True, **options)
-            opened = socket, client.group(group.world_size)
+            path = socket()
+            client = connect(path, label="sglang", mirror=True, **options)
+            opened = path, client.group(group.world_size)
     finally:
         opened = group.broadcast_object(opened)  # the others wait for it, after a failure, too
     if opened is None:
         raise _refusals.Refused("rank 0 did not open a session: see its error")
-    socket, token = opened
-    return client or connect(socket, label=f"sglang rank {rank}", group=token, rank=rank, **options)
+    path, token = opened
+    return client or connect(path, label=f"sglang rank {rank}", group=token, rank=rank, **options)
 
 
-def _socket() -> Optional[str]:
+def socket() -> Optional[str]:
     """The daemon's socket, whose name may have this rank's device."""
     from sglang.srt.runtime_context import get_server_args
     on_device = get_server_args().device == "cuda"

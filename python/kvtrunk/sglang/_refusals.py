@@ -54,8 +54,6 @@ REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("--dcp-size", _above_one("dcp_size"), "KV sharding is not supported: leave it out"),
     ("--enable-kv-cache-sharding", _is_set("enable_kv_cache_sharding"),
      "KV sharding is not supported: leave it out"),
-    ("--kv-events-config", _is_set("kv_events_config"),
-     "pages of other engines have no events here: leave it out"),
     ("--dllm-algorithm", _is_set("dllm_algorithm"), "diffusion models are not supported"),
     ("--enable-streaming-session", _is_set("enable_streaming_session"),
      "it keeps rows between requests: leave it out"),

@@ -106,6 +106,18 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.prefix_device_indices": ("req",),
     "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.release_aborted_request": ("handle",),
     "sglang.srt.mem_cache.base_prefix_cache.MatchResult": (),
+    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.take_events": ("self",),
+    "sglang.srt.mem_cache.cache_init_params.CacheInitParams.enable_kv_cache_events": (),
+    "sglang.srt.mem_cache.cache_init_params.CacheInitParams.dynamo_kv_event_format": (),
+    "sglang.srt.mem_cache.events.LoRANameTable.resolve": ("extra_key",),
+    "sglang.srt.disaggregation.kv_events.BlockStored": (
+        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+        "cache_salt", "lora_name"),
+    "sglang.srt.disaggregation.kv_events.BlockRemoved": ("block_hashes", "medium"),
+    "sglang.srt.disaggregation.kv_events.AllBlocksCleared": (),
+    "sglang.srt.disaggregation.kv_events.StorageMedium.GPU": (),
+    "sglang.srt.disaggregation.kv_events.kv_event_namespace_seed": ("extra_key", "cache_salt"),
+    "sglang.srt.disaggregation.kv_events.namespaced_block_hash": ("block_hash", "namespace_seed"),
     "sglang.srt.environ.envs": (),
 }
 

@@ -23,7 +23,6 @@ def arguments(**more):
     ("pp_size", 2, "--pp-size"),
     ("attn_dp_size", 2, "--attn-dp-size"),
     ("enable_dp_attention", True, "--enable-dp-attention"),
-    ("kv_events_config", "{}", "--kv-events-config"),
     ("enable_memory_saver", True, "--enable-memory-saver"),
     ("enable_streaming_session", True, "--enable-streaming-session"),
     ("device", "xpu", "--device"),
@@ -236,7 +235,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
                                  page_size=PAGE, size=(PAGES - 1) * PAGE)
     options = {"page_size": PAGE, **pages} if "page_bytes" in pages else geometry(**pages)
     with testing.daemon(**options) as daemon:
-        monkeypatch.setattr(_pool, "_socket", lambda: daemon.socket)
+        monkeypatch.setattr(_pool, "socket", lambda: daemon.socket)
         monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
             _pool._connect(pool, Geometry(2, 2, 64, "fp32", "nhd", "layer"))
@@ -299,6 +298,6 @@ def test_a_socket_names_the_device_of_a_rank(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.setenv("KVTRUNK_SOCKET", "/run/gpu{device}.sock")
     with pytest.raises(_refusals.Refused, match="an engine on the CPU has no device"):
-        _pool._socket()
+        _pool.socket()
     given.device = "cuda"
-    assert _pool._socket() == "/run/gpu3.sock"
+    assert _pool.socket() == "/run/gpu3.sock"
