@@ -50,7 +50,8 @@ class Indexer:
         found = set()
         for told in self.ask("dump").get(f"{MODEL}:default", {"events": []})["events"]:
             if told["worker_id"] == worker:
-                hashes = [block["block_hash"] for block in told["event"]["data"]["stored"]["blocks"]]
+                stored = told["event"]["data"]["stored"]
+                hashes = [block["block_hash"] for block in stored["blocks"]]
                 assert not found.intersection(hashes)
                 found.update(hashes)
         return len(found)

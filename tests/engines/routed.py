@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that hold for all that publishes a pool's KV events to a real router's index: test_indexer.py of
-each kind of engine imports these. They need no engine. Fixture `worker_class`: a publisher of a
+"""Tests that hold for all that publishes a pool's KV events to a real router's index, without an
+engine: test_indexer.py of each kind imports these. Fixture `worker_class`: a publisher of a
 namespace, as an engine has one."""
 import random
 
@@ -21,7 +21,8 @@ class Pool:
         self.chance = random.Random(1)
         self.heads = [self.tokens(200) for _ in range(4)]
         self.connect()
-        self.workers = {number: worker_class(daemon, indexer, number, self.space) for number in (1, 2)}
+        self.workers = {number: worker_class(daemon, indexer, number, self.space)
+                        for number in (1, 2)}
 
     def tokens(self, n):
         return [self.chance.randrange(1000) for _ in range(n)]
