@@ -219,3 +219,20 @@ def test_a_daemon_without_a_feed_is_refused(folder, monkeypatch, tmp_path, optio
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         with pytest.raises(ValueError, match=f"--kv-events-config: .*{says}"):
             Scheduler(folder, True, kv_events_config=subscriber.config(tmp_path / "a"))
+
+
+def test_whole_engines_tell_what_the_other_computed(start, tmp_path):
+    with testing.daemon(**geometry()) as daemon:
+        engines = [start(daemon, kv_events_config=subscriber.config(tmp_path / name))
+                   for name in "ab"]
+        for engine in engines:
+            engine.wait()
+        subscribers = [Subscriber(tmp_path / name) for name in "ab"]
+        engines[0].generate(prompt(1), prompt(2, 500))
+        agree(daemon, subscribers)
+        assert len(subscribers[1].blocks) > 20
+        engines[1].generate(prompt(2, 500) + prompt(3))
+        agree(daemon, subscribers)
+        engines[0].kill()
+        engines[1].generate(prompt(4))
+        agree(daemon, subscribers[1:])
