@@ -56,11 +56,9 @@ static const char usage_text[] =
 	KVT_TRACE_USAGE
 	"  --workers N         worker processes (4)\n"
 	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
-	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
 	"  --pages N           pages of our own daemon, the scratch page included\n"
 	"                      (as many as hold 1 Mi positions)\n"
 	"  --page-size N       positions per page of our own daemon (64)\n"
-	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --policy P          lru, slru, lfu, fifo, filo, mru or priority (lru)\n"
 	"  --log FILE          our own daemon writes its operation log, for kvtlab verify\n"
 	"  --chunk N           positions computed between two COMMITs (512)\n"
@@ -72,6 +70,8 @@ static const char usage_text[] =
 
 static const char more_usage[] =
 	KVT_TRACE_MORE_USAGE
+	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
+	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
