@@ -330,7 +330,7 @@ static int ask_once(struct kvt_client *client, const struct kvt_message *head, s
 			*ret_fd = -1;
 		if (answer->type == head->type && answer->cookie == head->cookie)
 			return rc;
-		if (n_fds > 0)
+		if (ret_fd && n_fds > 0)
 			close(*ret_fd);
 		kvt_client_take_message(client, rc);
 		rc = client->dead;
