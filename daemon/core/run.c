@@ -191,6 +191,7 @@ static bool wants_pages(const struct kvt_op_context *op, int error)
  * waited and eviction are separate effects: the operation has changed nothing so far. */
 static int run_op(struct kvt_core *core, struct kvt_op_context *op)
 {
+	const struct kvt_cqe before = { .flags = op->cqe->flags };
 	bool polled = false;
 	int error;
 
@@ -200,10 +201,10 @@ static int run_op(struct kvt_core *core, struct kvt_op_context *op)
 		if (error == KVT_EXPIRED) {
 			expire_inside(core, core->expired);
 		} else if (!polled && wants_pages(op, error) && poll_inside(core)) {
-			*op->cqe = (struct kvt_cqe){ 0 };
+			*op->cqe = before;
 			polled = true;
 		} else if (error && core->evict_first > 0) {
-			*op->cqe = (struct kvt_cqe){ .flags = op->cqe->flags };
+			*op->cqe = before;
 			evict_inside(core, core->evict_first);
 		} else {
 			return error;
