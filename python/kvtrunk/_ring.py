@@ -62,6 +62,8 @@ class Ring:
         self._stock_size = stock
         self._stock: list[int] = []
         self._filling = False
+        self._fence: Optional[Fence] = None
+        """The last one of an operation. Steps in front of it may still use pages of the stock."""
         self._handle = self.client._handle
         self._request = ffi.new("struct kvt_request *")
         self._result = ffi.new("struct kvt_result *")
@@ -92,6 +94,7 @@ class Ring:
         if len(keys):
             request.n_keys, request.keys = len(keys), ffi.from_buffer("uint32_t[]", keys)
         request.fence.slot, request.fence.value = fence_of(fence)
+        self._fence = fence or self._fence
         return request
 
     def _check(self, code: int) -> int:
@@ -188,7 +191,7 @@ class Ring:
 
     def _give_back(self) -> bool:
         """Free the stock. False: there is none, or no room to say it."""
-        if not self._stock or not self._with_pages(lib.KVT_OP_FREE, (0, 0), self._stock):
+        if not self._stock or not self._free(self._stock, self._fence):
             return False
         self._stock = []
         return True

@@ -201,6 +201,23 @@ def test_an_idle_scheduler_has_no_stock(daemon, reaped):
         assert in_use(ring) == 0 and ring.reap() == []
 
 
+def test_a_stock_is_given_back_behind_the_last_fence(daemon):
+    """It may have pages of the lease that ended, which a step in flight still writes."""
+    with daemon.connect(any_geometry=True) as client:
+        ring = Ring(client, stock=8)
+        ring.space = client.namespace(model="stock")._id
+        ring.announce(True)
+        begun = begin(ring, 16)
+        ring.extend(begun.lease, 1)
+        reap_until(ring, lambda: len(ring._stock) == 8)
+        ring.end(begun.lease, (WORD, 1))
+        ring.announce(False)
+        held = in_use(ring)
+        client.raise_fence(WORD, 1)
+        assert held == 8 + 2
+        assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
 LIFE = """
 import os, deadly
 from array import array
