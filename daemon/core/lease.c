@@ -560,10 +560,10 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (plan->need.spare)
 		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
-	if (error)
+	if (error) {
 		core->evict_first = evict_first(core, op, plan);
-	if (error)
 		return error;
+	}
 	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
