@@ -33,6 +33,14 @@ def ring(daemon):
         yield made
 
 
+def stocked(client):
+    """A busy one with a stock of 8."""
+    made = Ring(client, stock=8)
+    made.space = client.namespace(model="stock")._id
+    made.announce(True)
+    return made
+
+
 def begin(ring, n, seed=0, **more):
     return ring.begin(ring.space, keys(n, seed), 0, **{"force_miss": False, "wait_ms": 0, **more})
 
@@ -147,9 +155,7 @@ def test_pages_behind_a_fence_are_the_schedulers_at_once(daemon, ring):
 
 def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
     with daemon.connect(any_geometry=True) as client:
-        ring = Ring(client, stock=8)
-        ring.space = client.namespace(model="stock")._id
-        ring.announce(True)
+        ring = stocked(client)
         begun = begin(ring, 64)
         table = begun.pages + ring.extend(begun.lease, 1)
         reap_until(ring, lambda: len(ring._stock) == 8)
@@ -189,9 +195,7 @@ def test_a_limit_that_holds_requests_back_is_named_once(daemon):
 @pytest.mark.parametrize("reaped", [False, True])
 def test_an_idle_scheduler_has_no_stock(daemon, reaped):
     with daemon.connect(any_geometry=True) as client:
-        ring = Ring(client, stock=8)
-        ring.space = client.namespace(model="stock")._id
-        ring.announce(True)
+        ring = stocked(client)
         begun = begin(ring, 16)
         ring.extend(begun.lease, 1)
         if reaped:
@@ -204,9 +208,7 @@ def test_an_idle_scheduler_has_no_stock(daemon, reaped):
 def test_a_stock_is_given_back_behind_the_last_fence(daemon):
     """It may have pages of the lease that ended, which a step in flight still writes."""
     with daemon.connect(any_geometry=True) as client:
-        ring = Ring(client, stock=8)
-        ring.space = client.namespace(model="stock")._id
-        ring.announce(True)
+        ring = stocked(client)
         begun = begin(ring, 16)
         ring.extend(begun.lease, 1)
         reap_until(ring, lambda: len(ring._stock) == 8)
