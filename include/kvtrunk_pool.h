@@ -83,6 +83,25 @@ struct kvt_pool_view {
 int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
 		  struct kvt_pool_view *ret_view);
 
+#define KVT_MAX_PIECES 512u /* pieces of a page: two planes in each of KVT_MAX_LAYERS layers */
+
+/** A piece of every page of a slab: `bytes` bytes at offset_bytes + page * stride_bytes from the
+ * slab's base. */
+struct kvt_pool_piece {
+	uint64_t offset_bytes;
+	uint64_t stride_bytes;
+	uint64_t bytes;
+};
+
+/** Describe where the bytes of a page lie, to copy whole pages without knowing what they mean. In
+ * layer-major order each plane of each layer is a piece, or each layer if its planes are packed.
+ * In page-major order, and without a geometry, a page is one piece. All slabs are alike. The pieces
+ * of a page have kvt_client_info()->page_bytes bytes together.
+ *
+ * @ret_pieces  KVT_MAX_PIECES of them.
+ * Returns the number of pieces. -ECHILD in a forked child. */
+int kvt_pool_pieces(struct kvt_client *client, struct kvt_pool_piece *ret_pieces);
+
 /** A geometry as texts for struct kvt_geometry (kvtrunk_keys.h). The daemon puts the same three
  * into its fingerprint, so both sides use the same words. -EINVAL: not a geometry (a field is 0 or
  * out of range); nothing was written. */

@@ -134,6 +134,17 @@ int kvt_pool_map(struct kvt_client *client, struct kvt_pool *ret_pool)
 	return kvt_pool_map_slab(client, rank < client->n_slabs ? rank : 0, ret_pool);
 }
 
+int kvt_pool_pieces(struct kvt_client *client, struct kvt_pool_piece *ret_pieces)
+{
+	const struct kvt_info *info = &client->info;
+
+	if (kvt_client_forked(client))
+		return -ECHILD;
+	return (int)kvt_pool_geometry_pieces(info->geometry.n_layers ? &info->geometry : NULL,
+					     info->page_size, info->n_pages, info->page_bytes,
+					     ret_pieces);
+}
+
 int kvt_pool_view(struct kvt_client *client, const struct kvt_pool *pool, uint32_t layer,
 		  struct kvt_pool_view *ret_view)
 {

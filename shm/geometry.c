@@ -155,6 +155,26 @@ void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t p
 	};
 }
 
+uint32_t kvt_pool_geometry_pieces(const struct kvt_pool_geometry *geometry, uint32_t page_size,
+				  uint32_t n_pages, uint64_t page_bytes,
+				  struct kvt_pool_piece *ret_pieces)
+{
+	uint32_t n_planes, n;
+	uint64_t bytes;
+
+	if (!geometry || geometry->order == KVT_ORDER_PAGE) {
+		ret_pieces[0] = (struct kvt_pool_piece){ 0, page_bytes, page_bytes };
+		return 1;
+	}
+	n_planes = geometry->layout <= KVT_LAYOUT_NHD ? 2 : 1; /* that lie apart */
+	bytes = plane_bytes(geometry, page_size) *
+		(kvt_page_layout_planes(geometry->layout) / n_planes);
+	n = geometry->n_layers * n_planes;
+	for (uint32_t i = 0; i < n; i++)
+		ret_pieces[i] = (struct kvt_pool_piece){ i * bytes * n_pages, bytes, bytes };
+	return n;
+}
+
 static uint32_t scale_bits(const struct kvt_pool_geometry *geometry, uint32_t layer, int plane)
 {
 	float value = kvt_pool_geometry_scale(geometry, layer, plane);

@@ -14,6 +14,7 @@
 #include "kvtrunk_wire.h"
 
 struct kvt_pool_view; /* kvtrunk.h */
+struct kvt_pool_piece;
 
 #define KVT_MAX_KV_HEADS 4096u
 #define KVT_MAX_HEAD_DIM 1024u
@@ -45,5 +46,11 @@ uint64_t kvt_pool_geometry_page_bytes(const struct kvt_pool_geometry *geometry,
 void kvt_pool_geometry_view(const struct kvt_pool_geometry *geometry, uint32_t page_size,
 			    uint32_t n_pages, void *base, uint32_t layer,
 			    struct kvt_pool_view *ret_view);
+
+/** Compute the pieces of a page (kvt_pool_pieces()). Returns their number. The geometry must be ok;
+ * NULL: a page of `page_bytes` bytes in one piece. */
+uint32_t kvt_pool_geometry_pieces(const struct kvt_pool_geometry *geometry, uint32_t page_size,
+				  uint32_t n_pages, uint64_t page_bytes,
+				  struct kvt_pool_piece *ret_pieces);
 
 #endif

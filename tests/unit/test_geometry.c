@@ -137,6 +137,70 @@ TEST(every_element_has_bytes_of_its_own_and_all_are_the_slab)
 	}
 }
 
+/* Mark the bytes of a page by its pieces and by its views: they are the same. */
+static void check_pieces(const struct shape *s, const struct kvt_pool_geometry *geometry,
+			 uint32_t page, uint8_t *by_pieces)
+{
+	uint64_t page_bytes = kvt_pool_geometry_page_bytes(geometry, s->page_size), sum = 0;
+	struct kvt_pool_piece pieces[KVT_MAX_PIECES];
+	uint32_t n = kvt_pool_geometry_pieces(geometry, s->page_size, s->n_pages, page_bytes,
+					      pieces);
+	bool latent = geometry->layout == KVT_LAYOUT_LATENT;
+	struct kvt_pool_view view;
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t at = pieces[i].offset_bytes + page * pieces[i].stride_bytes;
+
+		assert_true(at + pieces[i].bytes <= page_bytes * s->n_pages);
+		for (uint64_t b = 0; b < pieces[i].bytes; b++)
+			assert_int_equal(by_pieces[at + b]++, 0);
+		sum += pieces[i].bytes;
+	}
+	assert_int_equal(sum, page_bytes);
+	for (uint32_t i = 0; i < s->n_layers * 2 * s->n_kv_heads * s->page_size; i++) {
+		uint32_t head = i / 2 / s->n_layers % s->n_kv_heads;
+		uint32_t position = i / 2 / s->n_layers / s->n_kv_heads;
+		uint64_t at;
+
+		if (i % 2 && latent)
+			continue;
+		kvt_pool_geometry_view(geometry, s->page_size, s->n_pages, NULL,
+				       i / 2 % s->n_layers, &view);
+		at = (uintptr_t)(i % 2 ? view.v : view.k) + page * view.page_stride_bytes +
+		     head * view.head_stride_bytes + position * view.position_stride_bytes;
+		for (uint32_t b = 0; b < s->head_dim * view.element_bytes; b++)
+			assert_int_equal(by_pieces[at + b]++, 1);
+	}
+}
+
+TEST(the_pieces_of_a_page_are_its_elements_in_every_layout)
+{
+	for (uint32_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 48; i++) {
+		const struct shape *s = &shapes[i / 48];
+		struct kvt_pool_geometry geometry = make(s, i % 4, i / 4 % 6, i / 24 % 2);
+		uint64_t bytes = kvt_pool_geometry_page_bytes(&geometry, s->page_size) *
+				 s->n_pages;
+		uint8_t *seen = calloc(1, bytes + 1);
+
+		assert_non_null(seen);
+		for (uint32_t page = 0; bytes && page < s->n_pages; page++)
+			check_pieces(s, &geometry, page, seen);
+		for (uint64_t b = 0; b < bytes; b++)
+			assert_int_equal(seen[b], 2);
+		free(seen);
+	}
+}
+
+TEST(a_page_without_a_geometry_is_one_piece)
+{
+	struct kvt_pool_piece piece;
+
+	assert_int_equal(kvt_pool_geometry_pieces(NULL, 16, 8, 1000, &piece), 1);
+	assert_int_equal(piece.offset_bytes, 0);
+	assert_int_equal(piece.stride_bytes, 1000);
+	assert_int_equal(piece.bytes, 1000);
+}
+
 TEST(a_page_of_a_page_major_slab_is_one_piece)
 {
 	struct kvt_pool_geometry geometry = make(&shapes[1], KVT_ELEMENT_FP16, KVT_LAYOUT_NHD,
