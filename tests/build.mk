@@ -5,7 +5,7 @@
 #
 # Unit tests need no rule: tests/unit/test_NAME.c is one cmocka program. It is linked with all that
 # needs only libc (shm, core, libclient). test_daemon_*.c also gets the daemon without its main(),
-# test_tools_*.c and test_lab_*.c the tools and lab without theirs.
+# test_store_*.c the store, test_tools_*.c and test_lab_*.c the tools and lab without theirs.
 
 # Callbacks have more parameters than most tests need.
 CFLAGS_tests := -Wno-missing-prototypes -Wno-unused-parameter
@@ -23,9 +23,11 @@ DAEMON_LIBS ?= -luring -lbsd -linih
 
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT_DAEMON := $(wildcard tests/unit/test_daemon_*.c)
+UNIT_STORE := $(wildcard tests/unit/test_store_*.c)
 UNIT_TOOLS := $(wildcard tests/unit/test_tools_*.c tests/unit/test_lab_*.c)
 unit_programs = $(patsubst tests/unit/%.c,$(O)/tests/unit/%,$(1))
-UNIT_PORTABLE := $(call unit_programs,$(filter-out $(UNIT_DAEMON) $(UNIT_TOOLS),$(UNIT_SRC)))
+UNIT_PORTABLE := $(call unit_programs,$(filter-out $(UNIT_DAEMON) $(UNIT_STORE) $(UNIT_TOOLS),\
+	$(UNIT_SRC)))
 
 link_test = $(if $(V),,@echo "  LD  $@" && )mkdir -p $(@D) && \
 	$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) \
@@ -37,6 +39,10 @@ $(UNIT_PORTABLE): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o $(O)/libkvtbase.a
 $(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
 		$(O)/libkvtdaemon.a $(O)/libkvtbase.a
 	$(link_test) -lcmocka $(DAEMON_LIBS) -lpthread
+
+$(call unit_programs,$(UNIT_STORE)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
+		$(O)/libkvtstore.a $(O)/libkvtbase.a
+	$(link_test) -lcmocka -lpthread
 
 $(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
 		$(O)/libkvtlab.a $(O)/libkvttools.a $(O)/libkvtbase.a
