@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/index.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/assert.h"
+
+/* 32 bytes, and two places of the table: it is half full at most. */
+_Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 40, "bytes of an entry");
+
+int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
+{
+	KVT_ASSERT(n_entries >= 1 && n_entries <= KVT_INDEX_MAX);
+	*index = (struct kvt_index){
+		.entries = calloc(n_entries + 1ull, sizeof(struct kvt_index_entry)),
+		.table = calloc(2ull * n_entries, sizeof(uint32_t)),
+		.n_entries = n_entries,
+		.table_size = 2 * n_entries,
+	};
+	if (!index->entries || !index->table) {
+		kvt_index_destroy(index);
+		return -ENOMEM;
+	}
+	/* In ascending order: the memory of places that are never taken is never touched. */
+	for (uint32_t i = 1; i < n_entries; i++)
+		index->entries[i].older = i + 1;
+	index->first_free = 1;
+	return 0;
+}
+
+void kvt_index_destroy(struct kvt_index *index)
+{
+	free(index->entries);
+	free(index->table);
+	*index = (struct kvt_index){ .entries = NULL };
+}
+
+/* ---- the table */
+
+/* Where the search for a key begins. Keys are digests, so any bits of them will do. */
+static uint32_t home(const struct kvt_index *index, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+{
+	uint32_t bits;
+
+	memcpy(&bits, key, sizeof(bits));
+	return (uint32_t)((uint64_t)bits * index->table_size >> 32);
+}
+
+static uint32_t after(const struct kvt_index *index, uint32_t place)
+{
+	return place + 1 == index->table_size ? 0 : place + 1;
+}
+
+/* Steps from one place forward to another. */
+static uint32_t distance(const struct kvt_index *index, uint32_t from, uint32_t to)
+{
+	return to >= from ? to - from : to + index->table_size - from;
+}
+
+/* Return the place of a key, or the empty place where its search ends. */
+static uint32_t search(const struct kvt_index *index, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+{
+	uint32_t place = home(index, key);
+
+	while (index->table[place] &&
+	       memcmp(index->entries[index->table[place]].key, key, KVT_CHAIN_KEY_BYTES) != 0)
+		place = after(index, place);
+	return place;
+}
+
+/* Remove an entry, and move back what a search would miss behind the hole. */
+static void table_remove(struct kvt_index *index, uint32_t entry)
+{
+	uint32_t hole = search(index, index->entries[entry].key), place = hole;
+
+	KVT_ASSERT(index->table[hole] == entry);
+	index->table[hole] = 0;
+	while (place = after(index, place), index->table[place]) {
+		uint32_t from = home(index, index->entries[index->table[place]].key);
+
+		if (distance(index, from, place) < distance(index, hole, place))
+			continue;
+		index->table[hole] = index->table[place];
+		index->table[place] = 0;
+		hole = place;
+	}
+}
+
+/* ---- the order */
+
+static void unlink_entry(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+
+	*(e->older ? &index->entries[e->older].younger : &index->oldest) = e->younger;
+	*(e->younger ? &index->entries[e->younger].older : &index->youngest) = e->older;
+	e->older = e->younger = 0;
+}
+
+static void link_youngest(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+
+	e->older = index->youngest;
+	e->younger = 0;
+	*(e->older ? &index->entries[e->older].younger : &index->oldest) = entry;
+	index->youngest = entry;
+}
+
+/* ---- entries */
+
+static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
+					enum kvt_index_state state)
+{
+	KVT_ASSERT(entry >= 1 && entry <= index->n_entries);
+	KVT_ASSERT(index->entries[entry].state == state);
+	return &index->entries[entry];
+}
+
+uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page)
+{
+	return index->table[search(index, page->digest)];
+}
+
+void kvt_index_touch(struct kvt_index *index, uint32_t entry)
+{
+	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins)
+		return;
+	unlink_entry(index, entry);
+	link_youngest(index, entry);
+}
+
+/* Make a FOUND entry PRIVATE. */
+static void withdraw(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
+
+	KVT_ASSERT(e->pins == 0);
+	table_remove(index, entry);
+	unlink_entry(index, entry);
+	e->state = KVT_INDEX_PRIVATE;
+	index->n_found--;
+}
+
+uint32_t kvt_index_take(struct kvt_index *index)
+{
+	uint32_t entry = index->first_free;
+
+	if (entry) {
+		index->first_free = entry_in(index, entry, KVT_INDEX_FREE)->older;
+		index->entries[entry].older = 0;
+		index->entries[entry].state = KVT_INDEX_PRIVATE;
+		return entry;
+	}
+	entry = index->oldest;
+	if (entry)
+		withdraw(index, entry);
+	return entry;
+}
+
+void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page)
+{
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
+	uint32_t place = search(index, page->digest);
+
+	KVT_ASSERT(!index->table[place]);
+	memcpy(e->key, page->digest, sizeof(e->key));
+	index->table[place] = entry;
+	e->state = KVT_INDEX_FOUND;
+	link_youngest(index, entry);
+	index->n_found++;
+}
+
+void kvt_index_drop(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+
+	if (e->state == KVT_INDEX_FOUND)
+		withdraw(index, entry);
+	e = entry_in(index, entry, KVT_INDEX_PRIVATE);
+	e->state = KVT_INDEX_FREE;
+	e->older = index->first_free;
+	index->first_free = entry;
+}
+
+void kvt_index_pin(struct kvt_index *index, uint32_t entry)
+{
+	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins++ == 0)
+		unlink_entry(index, entry);
+}
+
+void kvt_index_unpin(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
+
+	KVT_ASSERT(e->pins > 0);
+	if (--e->pins == 0)
+		link_youngest(index, entry);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_INDEX_H
+#define KVT_STORE_INDEX_H
+
+/**
+ * @file index.h
+ * What a store has: pages by name, and which of them leaves next. 40 bytes an entry.
+ *
+ * Entry e owns place e of the RAM tier, so an entry is all that a page needs. Its states:
+ *
+ *     FREE --take--> PRIVATE --publish--> FOUND --the oldest, by take--> PRIVATE
+ *       ^---drop--------+-------------------+
+ *
+ * Only FOUND entries are found, and only those without pins leave. An entry that is pinned is in no
+ * list; the last unpin makes it the youngest.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/chain.h"
+
+#define KVT_INDEX_MAX (1u << 30)
+
+enum kvt_index_state {
+	KVT_INDEX_FREE = 0,
+	KVT_INDEX_PRIVATE,
+	KVT_INDEX_FOUND,
+};
+
+struct kvt_index_entry {
+	uint8_t key[KVT_CHAIN_KEY_BYTES];
+	uint32_t older, younger; /* FOUND without pins: neighbours; FREE: `older` is the next one */
+	uint32_t pins;
+	uint32_t state; /* enum kvt_index_state */
+};
+
+struct kvt_index {
+	struct kvt_index_entry *entries; /* [1, n_entries] */
+	uint32_t *table;                 /* open addressing: entries, 0: none */
+	uint32_t n_entries;
+	uint32_t table_size;
+	uint32_t first_free, oldest, youngest; /* entries, 0: none */
+	uint32_t n_found;
+};
+
+/** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
+int kvt_index_init(struct kvt_index *index, uint32_t n_entries);
+void kvt_index_destroy(struct kvt_index *index);
+
+/** Return the entry of a page, 0: none. */
+uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);
+/** Make a FOUND entry the youngest. */
+void kvt_index_touch(struct kvt_index *index, uint32_t entry);
+/** Take a free entry, or the oldest. Returns 0 if all are pinned or private. */
+uint32_t kvt_index_take(struct kvt_index *index);
+/** Let a PRIVATE entry be found, as the youngest. The page must have no other entry. */
+void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page);
+/** Free a PRIVATE or FOUND entry without pins. */
+void kvt_index_drop(struct kvt_index *index, uint32_t entry);
+/** Keep a FOUND entry where it is. Each pin needs its unpin. */
+void kvt_index_pin(struct kvt_index *index, uint32_t entry);
+void kvt_index_unpin(struct kvt_index *index, uint32_t entry);
+
+#endif
