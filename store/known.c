@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/known.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAMESPACES_MAX (1u << 24)
+
+int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_t queue_pages)
+{
+	*known = (struct kvt_known){
+		.info = *info,
+		.pages = calloc(info->n_pages, sizeof(*known->pages)),
+		.queue = calloc(queue_pages, sizeof(*known->queue)),
+		.queue_pages = queue_pages,
+	};
+	if (known->pages && known->queue)
+		return 0;
+	kvt_known_destroy(known);
+	return -ENOMEM;
+}
+
+void kvt_known_destroy(struct kvt_known *known)
+{
+	free(known->pages);
+	free(known->digests);
+	free(known->queue);
+	*known = (struct kvt_known){ .pages = NULL };
+}
+
+static struct kvt_known_page *page_at(struct kvt_known *known, uint32_t page)
+{
+	return page > 0 && page < known->info.n_pages ? &known->pages[page] : NULL;
+}
+
+const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page)
+{
+	if (page == 0 || page >= known->info.n_pages || !known->pages[page].cached)
+		return NULL;
+	return &known->pages[page].chain;
+}
+
+static int learn_namespace(struct kvt_known *known, const struct kvt_feed_record *record)
+{
+	uint32_t id = record->namespace_id;
+
+	if (id >= NAMESPACES_MAX)
+		return -EPROTO;
+	if (id >= known->n_digests) {
+		uint64_t (*more)[2] = realloc(known->digests, (id + 16ull) * sizeof(*more));
+
+		if (!more)
+			return -ENOMEM;
+		memset(more + known->n_digests, 0, (id + 16ull - known->n_digests) * sizeof(*more));
+		known->digests = more;
+		known->n_digests = id + 16;
+	}
+	memcpy(known->digests[id], record->digest, sizeof(record->digest));
+	return 0;
+}
+
+static void lose(struct kvt_known_page *page)
+{
+	page->cached = false;
+	page->changes++;
+}
+
+static void enqueue(struct kvt_known *known, uint32_t page)
+{
+	uint32_t at;
+
+	if (known->n_queued == known->queue_pages) {
+		known->dropped++;
+		return;
+	}
+	at = (uint32_t)(((uint64_t)known->queue_at + known->n_queued) % known->queue_pages);
+	known->queue[at] = (struct kvt_queued){ page, known->pages[page].changes };
+	known->n_queued++;
+}
+
+uint32_t kvt_known_next(struct kvt_known *known)
+{
+	while (known->n_queued) {
+		struct kvt_queued next = known->queue[known->queue_at];
+
+		known->queue_at = (known->queue_at + 1) % known->queue_pages;
+		known->n_queued--;
+		if (known->pages[next.page].cached &&
+		    known->pages[next.page].changes == next.changes)
+			return next.page;
+	}
+	return 0;
+}
+
+/* The digest in front of the first page of a record. False: it is not known. */
+static bool chain_before(const struct kvt_known *known, const struct kvt_feed_record *record,
+			 struct kvt_chain *ret_chain)
+{
+	const struct kvt_chain *parent = kvt_known_name(known, record->parent);
+
+	if (record->parent == 0 && record->namespace_id < known->n_digests) {
+		kvt_chain_root(&known->info, known->digests[record->namespace_id],
+			       record->root_key, ret_chain);
+		return true;
+	}
+	if (!parent)
+		return false;
+	*ret_chain = *parent;
+	return true;
+}
+
+static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *record)
+{
+	uint32_t page_size = known->info.page_size;
+	struct kvt_chain chain = { { 0 } };
+	bool named = chain_before(known, record, &chain);
+
+	for (uint32_t i = 0; i < record->n; i++) {
+		struct kvt_known_page *page = page_at(known, record->pages[i]);
+
+		if (named)
+			kvt_chain_next(&chain, record->keys + (uint64_t)i * page_size, page_size,
+				       &chain);
+		if (!page)
+			continue;
+		page->changes++;
+		page->cached = named;
+		page->chain = chain;
+		if (named)
+			enqueue(known, record->pages[i]);
+	}
+}
+
+void kvt_known_forget(struct kvt_known *known)
+{
+	for (uint32_t i = 0; i < known->info.n_pages; i++)
+		lose(&known->pages[i]);
+}
+
+int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record)
+{
+	switch (record->type) {
+	case KVT_FEED_NAMESPACE:
+		return learn_namespace(known, record);
+	case KVT_FEED_STORED:
+		learn_pages(known, record);
+		return 0;
+	case KVT_FEED_REMOVED:
+		for (uint32_t i = 0; i < record->n; i++)
+			if (page_at(known, record->pages[i]))
+				lose(page_at(known, record->pages[i]));
+		return 0;
+	case KVT_FEED_CLEARED:
+		kvt_known_forget(known);
+		return 0;
+	default: /* SIDE: pools with sides are refused; USED */
+		return 0;
+	}
+}

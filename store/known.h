@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_KNOWN_H
+#define KVT_STORE_KNOWN_H
+
+/**
+ * @file known.h
+ * What a pool has, as its feed tells: the name of each cached page, and the pages to copy.
+ *
+ * `changes` of a page rises with each record that names it and with each CLEARED. A copy is good if
+ * all records were taken after it and `changes` is what it was before: then the page stayed cached.
+ *
+ * The queue is bounded and in the order of the feed. When it is full, new pages are not queued:
+ * they are counted, and copied when they are stored again.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk_feed.h"
+#include "store/chain.h"
+
+struct kvt_known_page {
+	struct kvt_chain chain; /* its name, if `cached` */
+	uint32_t changes;
+	bool cached;
+};
+
+struct kvt_queued {
+	uint32_t page;
+	uint32_t changes; /* of the page when it was queued */
+};
+
+struct kvt_known {
+	struct kvt_info info;
+	struct kvt_known_page *pages;
+	uint64_t (*digests)[2]; /* of namespaces, by number */
+	uint32_t n_digests;
+	struct kvt_queued *queue;
+	uint32_t queue_pages; /* room */
+	uint32_t queue_at, n_queued;
+	uint64_t dropped; /* pages that found the queue full */
+};
+
+/** Know nothing yet. -ENOMEM. */
+int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_t queue_pages);
+void kvt_known_destroy(struct kvt_known *known);
+
+/** Take a record of the feed. -ENOMEM, -EPROTO: no number of a namespace. */
+int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record);
+/** Forget all pages: a snapshot follows. */
+void kvt_known_forget(struct kvt_known *known);
+
+/** Take the next page to copy, which is cached and was not stored again. 0: none. */
+uint32_t kvt_known_next(struct kvt_known *known);
+
+/** The name of a cached page, NULL: it is not cached, or there is no such page. */
+const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
+
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_TIER_H
+#define KVT_STORE_TIER_H
+
+/**
+ * @file tier.h
+ * The RAM tier: an index, and one record of memory for each of its entries. And the copy of a page
+ * into it, which takes no lock in the pool:
+ *
+ *     kvt_copy_begin()   a cached page that is not here: read its bytes into a private entry
+ *     take all records of the feed that there are
+ *     kvt_copy_end()     the page was in none of them: let the entry be found; else drop it
+ *
+ * So a slow store delays no eviction. A page that was evicted during the copy costs the copy.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/index.h"
+#include "store/known.h"
+#include "store/slabs.h"
+
+struct kvt_tier {
+	struct kvt_index index;
+	uint8_t *ram;
+	uint64_t ram_bytes;
+	uint64_t record_bytes;
+	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
+};
+
+struct kvt_copy {
+	uint32_t page;
+	uint32_t entry;
+	uint32_t changes;        /* of the page when the copy began */
+	struct kvt_chain chain;
+};
+
+/** Make a tier of about ram_bytes, not yet allocated. -ENOMEM; -EINVAL: less than a record. */
+int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes);
+void kvt_tier_destroy(struct kvt_tier *tier);
+/** The record of an entry. */
+uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
+
+/** Begin to copy the next queued page. False: there is none. */
+bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
+		    struct kvt_copy *ret_copy);
+/** End a copy. `complete`: all records of the feed were taken since. Returns true if it is good. */
+bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
+		  const struct kvt_copy *copy, bool complete);
+
+#endif

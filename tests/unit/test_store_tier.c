@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies of pages against a feed that is this test's: what is known, what is queued, and which
+ * copies are good. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/tier.h"
+#include "tests/lib/cases.h"
+
+#define PS 4u
+#define PAGES 16u
+#define BYTES 32u
+
+static const struct kvt_info info = { .page_size = PS, .n_pages = PAGES, .page_bytes = BYTES,
+				      .n_slabs = 2, .fingerprint = "weights=a" };
+static const uint64_t digest[2] = { 5, 6 };
+
+static struct kvt_known known;
+static struct kvt_tier tier;
+static struct kvt_slabs slabs;
+static uint8_t memory[2][PAGES * BYTES];
+
+static void take(const struct kvt_feed_record *record)
+{
+	assert_int_equal(kvt_known_take(&known, record), 0);
+}
+
+static void store_at(uint32_t parent, const uint32_t *pages, uint32_t n, uint32_t first_key)
+{
+	uint32_t keys[PAGES * PS];
+
+	for (uint32_t i = 0; i < n * PS; i++)
+		keys[i] = first_key + i;
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t s = 0; s < 2; s++)
+			memset(memory[s] + pages[i] * BYTES, (int)(keys[i * PS] * 2 + s), BYTES);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = n, .parent = parent,
+					.namespace_id = parent ? 0 : 3, .pages = pages,
+					.keys = keys });
+}
+
+static void change(uint32_t type, uint32_t page)
+{
+	take(&(struct kvt_feed_record){ .type = type, .n = type == KVT_FEED_REMOVED,
+					.pages = &page });
+}
+
+static int start(void **state)
+{
+	assert_int_equal(kvt_known_init(&known, &info, 8), 0);
+	assert_int_equal(kvt_tier_init(&tier, 5 * 2 * BYTES + 1, 2 * BYTES), 0);
+	assert_int_equal(tier.index.n_entries, 5);
+	slabs = (struct kvt_slabs){ .n_slabs = 2, .n_pieces = 2, .record_bytes = 2 * BYTES,
+				    .bases = { memory[0], memory[1] } };
+	for (uint32_t i = 0; i < 2; i++) /* layer-major: two halves of a page */
+		slabs.pieces[i] = (struct kvt_pool_piece){ i * PAGES * BYTES / 2, BYTES / 2,
+							   BYTES / 2 };
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_NAMESPACE, .namespace_id = 3,
+					.digest = { digest[0], digest[1] } });
+	return 0;
+}
+
+static int stop(void **state)
+{
+	kvt_known_destroy(&known);
+	kvt_tier_destroy(&tier);
+	return 0;
+}
+
+/* The entry of the page whose keys run from `first` in blocks, `index` pages behind the root. */
+static uint32_t find(uint32_t first, uint32_t index)
+{
+	struct kvt_chain chain;
+	uint32_t keys[PS];
+
+	kvt_chain_root(&info, digest, 0, &chain);
+	for (uint32_t i = 0; i <= index; i++) {
+		for (uint32_t k = 0; k < PS; k++)
+			keys[k] = first + i * PS + k;
+		kvt_chain_next(&chain, keys, PS, &chain);
+	}
+	return kvt_index_find(&tier.index, &chain);
+}
+
+static uint32_t copy_all(void)
+{
+	struct kvt_copy copy;
+	uint32_t n = 0;
+
+	while (kvt_copy_begin(&tier, &known, &slabs, &copy))
+		n += kvt_copy_end(&tier, &known, &copy, true);
+	return n;
+}
+
+TEST_WITH(pages_of_a_path_are_found_by_their_keys, start, stop)
+{
+	store_at(0, (const uint32_t[]){ 7, 2 }, 2, 100);
+	store_at(2, (const uint32_t[]){ 9 }, 1, 108);
+	assert_int_equal(copy_all(), 3);
+	assert_int_equal(tier.copied, 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		uint32_t entry = find(100, i);
+
+		assert_int_not_equal(entry, 0);
+	}
+	assert_int_equal(find(100, 3), 0);
+	assert_int_equal(find(104, 0), 0); /* not at the root */
+	change(KVT_FEED_REMOVED, 9); /* it stays in the store */
+	assert_int_not_equal(find(100, 2), 0);
+}
+
+TEST_WITH(a_record_has_all_pieces_of_all_slabs, start, stop)
+{
+	uint8_t expected[2 * BYTES], back[2][PAGES * BYTES];
+	const uint8_t *record;
+
+	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
+	for (uint32_t s = 0; s < 2; s++)
+		for (uint32_t b = 0; b < PAGES * BYTES; b++)
+			memory[s][b] = (uint8_t)(b * 7 + s);
+	assert_int_equal(copy_all(), 1);
+	record = kvt_tier_record(&tier, find(100, 0));
+	for (uint32_t s = 0; s < 2; s++)
+		for (uint32_t b = 0; b < BYTES; b++)
+			expected[s * BYTES + b] =
+				memory[s][b / 16 * PAGES * BYTES / 2 + 3 * BYTES / 2 + b % 16];
+	assert_memory_equal(record, expected, sizeof(expected));
+	memcpy(back, memory, sizeof(back));
+	for (uint32_t s = 0; s < 2; s++)
+		for (uint32_t i = 0; i < 2; i++)
+			memset(memory[s] + i * PAGES * BYTES / 2 + 3 * BYTES / 2, 0, BYTES / 2);
+	kvt_slabs_write(&slabs, 3, record);
+	assert_memory_equal(back, memory, sizeof(back));
+}
+
+TEST_WITH(a_copy_of_a_page_that_changed_meanwhile_is_dropped, start, stop)
+{
+	static const uint32_t types[] = { KVT_FEED_REMOVED, KVT_FEED_STORED, KVT_FEED_CLEARED };
+	struct kvt_copy copy;
+
+	for (uint32_t i = 0; i < 4; i++) {
+		store_at(0, (const uint32_t[]){ 3 }, 1, 100);
+		assert_true(kvt_copy_begin(&tier, &known, &slabs, &copy));
+		if (i < 3 && types[i] == KVT_FEED_STORED) {
+			change(KVT_FEED_REMOVED, 3);
+			store_at(0, (const uint32_t[]){ 3 }, 1, 100); /* the same again */
+		} else if (i < 3) {
+			change(types[i], 3);
+		}
+		assert_false(kvt_copy_end(&tier, &known, &copy, i < 3)); /* or a lost feed */
+		assert_int_equal(tier.spoiled, i + 1);
+		assert_int_equal(find(100, 0), 0);
+		kvt_known_forget(&known);
+	}
+	assert_int_equal(tier.copied, 0);
+	store_at(0, (const uint32_t[]){ 3, 4 }, 2, 100);
+	assert_true(kvt_copy_begin(&tier, &known, &slabs, &copy));
+	change(KVT_FEED_REMOVED, 4); /* another page */
+	assert_true(kvt_copy_end(&tier, &known, &copy, true));
+	assert_int_not_equal(find(100, 0), 0);
+}
+
+TEST_WITH(a_page_that_went_before_its_copy_costs_none, start, stop)
+{
+	struct kvt_copy copy;
+
+	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
+	change(KVT_FEED_REMOVED, 3);
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy));
+	store_at(0, (const uint32_t[]){ 4 }, 1, 100);
+	store_at(0, (const uint32_t[]){ 5 }, 1, 100); /* a twin of 4 */
+	assert_int_equal(copy_all(), 1);
+	assert_int_equal(tier.spoiled, 0);
+	assert_int_equal(tier.index.n_found, 1);
+}
+
+TEST_WITH(what_is_behind_an_unknown_page_is_not_known, start, stop)
+{
+	store_at(8, (const uint32_t[]){ 3, 4 }, 2, 100);
+	assert_int_equal(copy_all(), 0);
+	assert_null(kvt_known_name(&known, 3));
+	assert_null(kvt_known_name(&known, PAGES));
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_REMOVED, .n = 1,
+					.pages = (const uint32_t[]){ PAGES } });
+	assert_int_equal(kvt_known_take(&known, &(struct kvt_feed_record){
+		.type = KVT_FEED_NAMESPACE, .namespace_id = 1u << 24 }), -EPROTO);
+}
+
+TEST_WITH(a_full_queue_drops_the_newest_and_a_full_tier_the_oldest, start, stop)
+{
+	const uint32_t pages[10] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 };
+
+	store_at(0, pages, 10, 100);
+	assert_int_equal(known.dropped, 2);
+	assert_int_equal(copy_all(), 8);
+	for (uint32_t i = 0; i < 10; i++)
+		assert_int_equal(find(100, i) != 0, i >= 3 && i < 8);
+}
+
+TEST_WITH(pinned_pages_stay, start, stop)
+{
+	const uint32_t pages[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+	struct kvt_copy copy;
+
+	store_at(0, pages, 5, 100);
+	assert_int_equal(copy_all(), 5);
+	for (uint32_t i = 0; i < 5; i++)
+		kvt_index_pin(&tier.index, find(100, i));
+	store_at(5, pages + 5, 1, 120);
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy));
+	assert_int_equal(tier.full, 1);
+	kvt_index_unpin(&tier.index, find(100, 4));
+	store_at(5, pages + 6, 1, 120);
+	assert_int_equal(copy_all(), 1);
+	for (uint32_t i = 0; i < 6; i++)
+		assert_int_equal(find(100, i) != 0, i != 4);
+}
