@@ -6,3 +6,9 @@ STORE_PARTS := $(call objs,$(call sources_without_main,$(STORE_SRC)))
 
 $(O)/libkvtstore.a: $(STORE_PARTS)
 	$(archive)
+
+PROGRAMS += $(O)/kvtstored
+
+$(O)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
+		$(COMMIT_OBJ)
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@

@@ -41,7 +41,7 @@ $(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o
 	$(link_test) -lcmocka $(DAEMON_LIBS) -lpthread
 
 $(call unit_programs,$(UNIT_STORE)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtstore.a $(O)/libkvtbase.a
+		$(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtbase.a
 	$(link_test) -lcmocka -lpthread
 
 $(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \

@@ -7,6 +7,8 @@ $(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
 		$(O)/libkvtrunk-steps.a
 	$(link_test) -lcmocka -lpthread
 
+$(O)/tests/proc/test_store: $(call objs,tests/proc/store.c)
+
 TEST_PROGRAMS += $(PROC_PROGRAMS)
 
 proc: $(PROC_PROGRAMS)

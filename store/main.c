@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/**
+ * @file main.c
+ * kvtstored: keeps copies of what a kvtrunkd caches in memory of its own, and loads them back when
+ * a client lacks them.
+ *
+ * One thread. A turn serves peers first, then takes the feed, then loads a page and copies a page.
+ * So a FETCH waits for two pages at most. Without work it sleeps, and polls the feed: 1 ms after
+ * records came, doubling to 20 ms.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "shm/commit.h"
+#include "store/serve.h"
+#include "tools/util.h"
+
+#define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
+#define DEFAULT_RAM_BYTES (4ull << 30)
+#define DEFAULT_MIN_POSITIONS 256u
+#define DEFAULT_QUEUE_PAGES 4096u
+#define DEFAULT_LOAD_PERCENT 12u
+#define POLL_MOST_MS 20
+#define RECONNECT_MS 100
+
+static volatile sig_atomic_t stopping;
+
+static void on_signal(int number)
+{
+	(void)number;
+	stopping = 1;
+}
+
+static void usage(FILE *to)
+{
+	fprintf(to, "usage: kvtstored [--socket PATH] [--ram-bytes SIZE] [--min-positions N]\n"
+		"                 [--queue-pages N] [--load-percent N]\n\n"
+		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
+		"                     " DEFAULT_SOCKET ". The store's own socket is\n"
+		"                     beside it, with .store instead of .sock\n"
+		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G. Allocated at start\n"
+		"  --min-positions N  load no fewer at once; default: %u\n"
+		"  --queue-pages N    pages that wait to be copied; default: %u\n"
+		"  --load-percent N   share of the pool in all loads together; default: %u\n"
+		"  --help, --version\n", DEFAULT_MIN_POSITIONS, DEFAULT_QUEUE_PAGES,
+		DEFAULT_LOAD_PERCENT);
+}
+
+/* Read "64G". */
+static bool parse_size(const char *text, uint64_t *ret_bytes)
+{
+	static const char units[] = "KMGT";
+	size_t n = strlen(text);
+	const char *unit = n ? strchr(units, text[n - 1]) : NULL;
+	unsigned int shift = unit ? 10 * (unsigned int)(unit - units + 1) : 0;
+
+	if (kvt_number_parse(text, n - !!unit, UINT64_MAX >> (shift + 8), ret_bytes) != 0)
+		return false;
+	*ret_bytes <<= shift;
+	return *ret_bytes > 0;
+}
+
+static bool parse_count(const char *text, uint64_t most, uint32_t *ret_count)
+{
+	uint64_t value;
+
+	if (kvt_number_parse(text, strlen(text), most, &value) != 0 || value == 0)
+		return false;
+	*ret_count = (uint32_t)value;
+	return true;
+}
+
+/* Read the options. -1: continue; else the exit code. */
+static int parse_options(struct kvt_store_options *options, int argc, char **argv)
+{
+	static const struct option words[] = {
+		{ "socket", required_argument, NULL, 's' },
+		{ "ram-bytes", required_argument, NULL, 'r' },
+		{ "min-positions", required_argument, NULL, 'm' },
+		{ "queue-pages", required_argument, NULL, 'q' },
+		{ "load-percent", required_argument, NULL, 'l' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },
+		{ NULL, 0, NULL, 0 },
+	};
+	const char *allowed = NULL;
+	int option, at = 0;
+
+	while (!allowed && (option = getopt_long(argc, argv, "", words, &at)) != -1) {
+		switch (option) {
+		case 's':
+			options->daemon_path = optarg;
+			break;
+		case 'r':
+			if (!parse_size(optarg, &options->ram_bytes))
+				allowed = "a size above 0, as 512M or 64G";
+			break;
+		case 'm':
+			if (!parse_count(optarg, KVT_INDEX_MAX, &options->min_positions))
+				allowed = "1 to 1073741824";
+			break;
+		case 'q':
+			if (!parse_count(optarg, KVT_INDEX_MAX, &options->queue_pages))
+				allowed = "1 to 1073741824";
+			break;
+		case 'l':
+			if (!parse_count(optarg, 100, &options->load_percent))
+				allowed = "1 to 100";
+			break;
+		case 'h':
+			usage(stdout);
+			return KVT_EXIT_OK;
+		case 'v':
+			printf("kvtstored %s%s\n", kvt_version(), kvt_commit);
+			return KVT_EXIT_OK;
+		default:
+			usage(stderr);
+			return KVT_EXIT_USAGE;
+		}
+	}
+	if (allowed)
+		fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n", words[at].name,
+			optarg, allowed);
+	else if (optind < argc)
+		usage(stderr);
+	return allowed || optind < argc ? KVT_EXIT_USAGE : -1;
+}
+
+/* "/run/kvtrunk/a.sock": "/run/kvtrunk/a.store". False: it is too long. */
+static bool own_path(const char *daemon_path, char *to, size_t size)
+{
+	size_t n = strlen(daemon_path);
+
+	if (n > 5 && strcmp(daemon_path + n - 5, ".sock") == 0)
+		n -= 5;
+	return (size_t)snprintf(to, size, "%.*s.store", (int)n, daemon_path) < size;
+}
+
+/* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */
+static int reconnect(struct kvt_server *server)
+{
+	struct kvt_store *store = server->store;
+	uint64_t before[2] = { store->instance[0], store->instance[1] };
+	struct kvt_error why = { .code = 0 };
+	int rc = kvt_store_connect(store, &why);
+
+	if (rc == -EINVAL)
+		fprintf(stderr, "kvtstored: %s\n", why.text);
+	if (rc != 0)
+		return rc;
+	fprintf(stderr, "kvtstored: connected again; %u pages are kept\n",
+		store->tier.index.n_found);
+	if (memcmp(before, store->instance, sizeof(before)) != 0)
+		kvt_server_drop_peers(server);
+	return 0;
+}
+
+/* Follow the feed. Returns how many records came, 0 also without a daemon. */
+static int follow(struct kvt_store *store)
+{
+	int rc = kvt_store_catch_up(store);
+
+	if (rc >= 0)
+		return rc;
+	if (rc == -ETIMEDOUT || rc == -EOVERFLOW)
+		return 0;
+	fprintf(stderr, "kvtstored: the daemon is gone: %s\n",
+		kvt_client_error(store->client)->text);
+	kvt_store_disconnect(store);
+	return 0;
+}
+
+static int serve_until_stopped(struct kvt_server *server)
+{
+	struct kvt_store *store = server->store;
+	int wait_ms = 1;
+	bool busy = false;
+
+	while (!stopping) {
+		bool served = kvt_server_turn(server, busy ? 0 : wait_ms);
+
+		if (!store->client) {
+			if (reconnect(server) == -EINVAL)
+				return EXIT_FAILURE;
+			wait_ms = store->client ? 1 : RECONNECT_MS;
+			busy = false;
+			continue;
+		}
+		busy = follow(store) > 0 || served;
+		if (store->client) {
+			busy |= kvt_load_turn(store);
+			busy |= kvt_store_copy(store);
+		}
+		wait_ms = busy ? 1 : wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
+	}
+	return EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct kvt_error why = { .code = 0 };
+	struct kvt_server server;
+	struct kvt_store store = {
+		.options = {
+			.daemon_path = getenv("KVTRUNK_SOCKET"),
+			.ram_bytes = DEFAULT_RAM_BYTES,
+			.min_positions = DEFAULT_MIN_POSITIONS,
+			.queue_pages = DEFAULT_QUEUE_PAGES,
+			.load_percent = DEFAULT_LOAD_PERCENT,
+		},
+	};
+	int status = parse_options(&store.options, argc, argv);
+	char path[108];
+
+	if (status >= 0)
+		return status;
+	if (!store.options.daemon_path)
+		store.options.daemon_path = DEFAULT_SOCKET;
+	if (!own_path(store.options.daemon_path, path, sizeof(path))) {
+		fprintf(stderr, "kvtstored: the path of the daemon's socket is too long\n");
+		return KVT_EXIT_USAGE;
+	}
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	if (kvt_store_connect(&store, &why) != 0 ||
+	    kvt_server_open(&server, &store, path, &why) != 0) {
+		fprintf(stderr, "kvtstored: %s\n", why.text);
+		status = KVT_EXIT_CONNECT;
+	} else {
+		fprintf(stderr, "kvtstored: serving at %s, %u pages of memory\n", path,
+			store.tier.index.n_entries);
+		status = serve_until_stopped(&server);
+		kvt_server_close(&server);
+	}
+	if (store.client)
+		kvt_store_disconnect(&store);
+	kvt_tier_destroy(&store.tier);
+	return status;
+}

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The socket of a store (serve.h). Inputs: connections and FETCHes of peers, which are checked
+ * before use; keys are copied out of the key area before they are hashed, for the peer can change
+ * them. Called by main.c.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "kvtrunk_wire_store.h"
+#include "shm/racy.h"
+#include "store/serve.h"
+
+#define BACKLOG 64
+#define EVENTS 16
+
+struct kvt_peer {
+	struct kvt_peer *next;
+	int fd;
+	const uint32_t *keys; /* the key area, which the peer writes */
+};
+
+/* ---- the name */
+
+static int refuse(struct kvt_error *why, const char *path, int error)
+{
+	why->code = error;
+	snprintf(why->text, sizeof(why->text), error == -EADDRINUSE ?
+		 "%s is in use by another process: one store serves an instance%s" :
+		 "cannot listen at %s: %s", path, error == -EADDRINUSE ? "" : strerror(-error));
+	return error;
+}
+
+/* Remove the socket file of a dead store. -EADDRINUSE: it lives. */
+static int clear_stale(const struct sockaddr_un *address)
+{
+	struct stat there;
+	int fd, rc;
+
+	if (lstat(address->sun_path, &there) != 0)
+		return 0;
+	if (!S_ISSOCK(there.st_mode))
+		return -EEXIST;
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	rc = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ? 0 : -errno;
+	close(fd);
+	if (rc == -ECONNREFUSED)
+		return unlink(address->sun_path) == 0 ? 0 : -errno;
+	return -EADDRINUSE;
+}
+
+/* Give the socket the group and mode of the daemon's. A store of another user may not set the
+ * group: then it is its own. */
+static int share_like_daemon(const struct kvt_server *server)
+{
+	struct stat daemon;
+
+	if (stat(server->store->options.daemon_path, &daemon) != 0)
+		return -errno;
+	if (chown(server->path, (uid_t)-1, daemon.st_gid) != 0 && errno != EPERM)
+		return -errno;
+	return chmod(server->path, daemon.st_mode & 0777) == 0 ? 0 : -errno;
+}
+
+static int listen_at(struct kvt_server *server)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct epoll_event event = { .events = EPOLLIN };
+	mode_t mask;
+	int rc;
+
+	memcpy(address.sun_path, server->path, sizeof(server->path));
+	rc = clear_stale(&address);
+	if (rc != 0)
+		return rc;
+	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	server->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (server->listener < 0 || server->epoll < 0)
+		return -errno;
+	mask = umask(0177); /* closed until it has its mode */
+	rc = bind(server->listener, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+	umask(mask);
+	if (rc == 0)
+		rc = share_like_daemon(server);
+	if (rc == 0 && (listen(server->listener, BACKLOG) != 0 ||
+			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listener, &event) != 0))
+		rc = -errno;
+	return rc;
+}
+
+int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
+		    struct kvt_error *why)
+{
+	int rc;
+
+	*server = (struct kvt_server){ .store = store, .listener = -1, .epoll = -1 };
+	if (strlen(path) >= sizeof(server->path))
+		return refuse(why, path, -ENAMETOOLONG);
+	memcpy(server->path, path, strlen(path));
+	server->keys = malloc(KVT_STORE_KEYS * sizeof(*server->keys));
+	rc = server->keys ? listen_at(server) : -ENOMEM;
+	if (rc == 0)
+		return 0;
+	if (rc == -EADDRINUSE || rc == -EEXIST)
+		server->path[0] = '\0'; /* not this store's to remove */
+	kvt_server_close(server);
+	return refuse(why, path, rc);
+}
+
+/* ---- peers */
+
+static void drop(struct kvt_server *server, struct kvt_peer *peer)
+{
+	struct kvt_peer **at = &server->peers;
+
+	while (*at != peer)
+		at = &(*at)->next;
+	*at = peer->next;
+	server->n_peers--;
+	munmap((void *)peer->keys, KVT_STORE_KEYS * sizeof(*peer->keys));
+	close(peer->fd);
+	free(peer);
+}
+
+void kvt_server_drop_peers(struct kvt_server *server)
+{
+	while (server->peers)
+		drop(server, server->peers);
+}
+
+void kvt_server_close(struct kvt_server *server)
+{
+	kvt_server_drop_peers(server);
+	if (server->path[0])
+		unlink(server->path);
+	if (server->listener >= 0)
+		close(server->listener);
+	if (server->epoll >= 0)
+		close(server->epoll);
+	free(server->keys);
+	*server = (struct kvt_server){ .listener = -1, .epoll = -1 };
+}
+
+/* Make a key area: the peer maps it to write. Returns its descriptor. */
+static int make_keys(const uint32_t **ret_keys)
+{
+	uint64_t bytes = KVT_STORE_KEYS * sizeof(uint32_t);
+	int fd = memfd_create("kvtstored-keys", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
+	void *keys = MAP_FAILED;
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) == 0 &&
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+		keys = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+	if (keys == MAP_FAILED) {
+		rc = -errno;
+		close(fd);
+		return rc;
+	}
+	*ret_keys = keys;
+	return fd;
+}
+
+static struct kvt_message head_of(uint16_t type, uint32_t bytes, uint64_t cookie)
+{
+	return (struct kvt_message){ .magic = KVT_STORE_MAGIC, .type = type, .version = KVT_ABI,
+				     .bytes = bytes, .cookie = cookie };
+}
+
+static bool send_welcome(const struct kvt_server *server, int fd, int keys_fd)
+{
+	struct kvt_store_welcome welcome = {
+		.head = head_of(KVT_STORE_WELCOME, sizeof(welcome), 0),
+		.instance = { server->store->instance[0], server->store->instance[1] },
+		.n_keys = KVT_STORE_KEYS,
+		.min_positions = server->store->options.min_positions,
+	};
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
+				.cmsg_type = SCM_RIGHTS } };
+	struct iovec part = { &welcome, sizeof(welcome) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				  .msg_controllen = sizeof(control) };
+
+	memcpy(CMSG_DATA(&control.head), &keys_fd, sizeof(keys_fd));
+	return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(welcome);
+}
+
+static void accept_one(struct kvt_server *server)
+{
+	int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), keys_fd = -1;
+	struct kvt_peer *peer = NULL;
+	struct epoll_event event = { .events = EPOLLIN };
+	bool good = false;
+
+	if (fd < 0)
+		return;
+	if (server->n_peers < KVT_STORE_PEERS)
+		peer = calloc(1, sizeof(*peer));
+	if (peer)
+		keys_fd = make_keys(&peer->keys);
+	if (keys_fd >= 0) {
+		event.data.ptr = peer;
+		good = send_welcome(server, fd, keys_fd) &&
+		       epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+		close(keys_fd);
+		if (!good)
+			munmap((void *)peer->keys, KVT_STORE_KEYS * sizeof(*peer->keys));
+	}
+	if (!good) {
+		close(fd);
+		free(peer);
+		return;
+	}
+	peer->fd = fd;
+	peer->next = server->peers;
+	server->peers = peer;
+	server->n_peers++;
+}
+
+/* ---- messages */
+
+static bool head_ok(const struct kvt_message *head, uint16_t type, size_t bytes)
+{
+	return head->magic == KVT_STORE_MAGIC && head->version == KVT_ABI && head->type == type &&
+	       head->bytes == bytes;
+}
+
+/* Begin to load what a peer lacks. Returns the positions. */
+static uint32_t fetch(struct kvt_server *server, const struct kvt_peer *peer,
+		      const struct kvt_store_fetch *ask)
+{
+	struct kvt_store *store = server->store;
+
+	if (!store->client || kvt_store_catch_up(store) < 0)
+		return 0;
+	kvt_racy_copy(server->keys, peer->keys + ask->keys_at, ask->n_keys);
+	return kvt_load_begin(store, ask, server->keys);
+}
+
+/* Send without waiting. A peer that does not read its answers loses its connection. */
+static void reply(struct kvt_server *server, struct kvt_peer *peer, const void *answer,
+		  size_t bytes)
+{
+	if (send(peer->fd, answer, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)bytes)
+		drop(server, peer);
+}
+
+static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
+			 const struct kvt_store_fetch *ask)
+{
+	const struct kvt_loads *loads = &server->store->loads;
+	struct kvt_store_answer answer = {
+		.head = head_of(KVT_STORE_ANSWER, sizeof(answer), ask->head.cookie),
+		.positions = fetch(server, peer, ask),
+	};
+
+	server->asked++;
+	server->answered += answer.positions > 0;
+	if (answer.positions)
+		answer.expected_us = (uint32_t)(loads->n_pages * loads->page_ns / 1000);
+	reply(server, peer, &answer, sizeof(answer));
+}
+
+static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint64_t cookie)
+{
+	const struct kvt_store *store = server->store;
+	const struct kvt_tier *tier = &store->tier;
+	const struct kvt_loads *loads = &store->loads;
+	struct kvt_store_status status = {
+		.head = head_of(KVT_STORE_STATUS, sizeof(status), cookie),
+		.connected = store->client != NULL,
+		.ram_bytes = tier->ram_bytes,
+		.room_pages = tier->index.n_entries,
+		.pages = tier->index.n_found,
+		.queued_pages = store->known.n_queued,
+		.dropped_pages = store->known.dropped,
+		.copied_pages = tier->copied,
+		.spoiled_copies = tier->spoiled,
+		.refused_copies = tier->full,
+		.open_loads = loads->begun - loads->ended,
+		.loading_pages = loads->n_pages,
+		.loads = loads->begun,
+		.cut_loads = loads->cut,
+		.loaded_pages = loads->loaded,
+		.fetches = server->asked,
+		.hits = server->answered,
+	};
+
+	reply(server, peer, &status, sizeof(status));
+}
+
+/* Take one message of a peer. */
+static void serve(struct kvt_server *server, struct kvt_peer *peer)
+{
+	struct kvt_store_fetch ask;
+	ssize_t bytes = recv(peer->fd, &ask, sizeof(ask), MSG_DONTWAIT | MSG_TRUNC);
+
+	if (bytes < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (bytes == sizeof(ask.head) && head_ok(&ask.head, KVT_STORE_STATUS, sizeof(ask.head)))
+		answer_status(server, peer, ask.head.cookie);
+	else if (bytes == sizeof(ask) && head_ok(&ask.head, KVT_STORE_FETCH, sizeof(ask)) &&
+		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at)
+		answer_fetch(server, peer, &ask);
+	else
+		drop(server, peer);
+}
+
+bool kvt_server_turn(struct kvt_server *server, int wait_ms)
+{
+	struct epoll_event events[EVENTS];
+	int n = epoll_wait(server->epoll, events, EVENTS, wait_ms);
+
+	for (int i = 0; i < n; i++) {
+		if (events[i].data.ptr)
+			serve(server, events[i].data.ptr);
+		else
+			accept_one(server);
+	}
+	return n > 0;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_SERVE_H
+#define KVT_STORE_SERVE_H
+
+/**
+ * @file serve.h
+ * The store's socket: peers, their key areas, FETCH and ANSWER. Nothing here waits for a peer: one
+ * that does not read its answers, or sends what is no FETCH, loses its connection.
+ */
+
+#include <stdint.h>
+
+#include "store/store.h"
+
+#define KVT_STORE_PEERS 1024u
+
+struct kvt_peer;
+
+struct kvt_server {
+	struct kvt_store *store;
+	int listener, epoll;
+	char path[108];
+	uint32_t *keys;         /* KVT_STORE_KEYS: a private copy of one FETCH's */
+	struct kvt_peer *peers; /* list of all */
+	uint32_t n_peers;
+	uint64_t asked, answered; /* FETCHes; those with positions */
+};
+
+/** Listen at `path`, with mode and group of the daemon's socket: who may use the pool may fetch.
+ * -EADDRINUSE: another store serves there. `why` says what to do. */
+int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
+		    struct kvt_error *why);
+void kvt_server_close(struct kvt_server *server);
+/** Handle what peers sent. Waits for them for `wait_ms` at most. Returns true if there was any. */
+bool kvt_server_turn(struct kvt_server *server, int wait_ms);
+/** Drop all peers: they fetch for a pool that is gone. */
+void kvt_server_drop_peers(struct kvt_server *server);
+
+#endif

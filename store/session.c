@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The session of a store in its instance, and the feed of that. Called by main.c.
+ *
+ * A kept session continues under the daemon's successor, which has another feed: open it, take a
+ * snapshot. After a cold start all but the tier begins again.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "store/store.h"
+#include "tools/progress.h"
+
+#define CALL_NS 1000000000ll          /* deadline of each call */
+#define ALLOCATE_BYTES (64ull << 20)  /* at a time */
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static int fail(struct kvt_error *why, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+static int fail(struct kvt_error *why, int code, const char *format, ...)
+{
+	va_list arguments;
+
+	why->code = code;
+	va_start(arguments, format);
+	vsnprintf(why->text, sizeof(why->text), format, arguments);
+	va_end(arguments);
+	return code;
+}
+
+static int failed_client(const struct kvt_store *store, struct kvt_error *why)
+{
+	*why = *kvt_client_error(store->client);
+	return why->code;
+}
+
+/* 0, or why this store cannot serve the daemon. */
+static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
+{
+	if (info->n_sides)
+		return fail(why, -EINVAL, "the daemon has side pages (option sides): a store does "
+			    "not keep those of hybrid models");
+	if (info->backend != KVT_POOL_HOST)
+		return fail(why, -EINVAL, "the pool is device memory: a store serves pools in host "
+			    "memory");
+	if (info->disabled)
+		return fail(why, -EINVAL, "caching is disabled on this instance: there is nothing "
+			    "to keep");
+	return 0;
+}
+
+/* Make the tier, with all of its memory: a page that is not there later is a store that dies. */
+static int make_tier(struct kvt_store *store, struct kvt_error *why)
+{
+	uint64_t record_bytes = store->slabs.record_bytes, at = 0, n;
+	struct kvt_progress_line line;
+	int rc;
+
+	if (store->tier.ram && store->tier.record_bytes != record_bytes)
+		return fail(why, -EINVAL, "the daemon's pages have another size than before: "
+			    "restart the store");
+	if (store->tier.ram)
+		return 0;
+	rc = kvt_tier_init(&store->tier, store->options.ram_bytes, record_bytes);
+	if (rc != 0)
+		return fail(why, -EINVAL, rc == -EINVAL ?
+			    "ram_bytes has no room for a page of %llu bytes" :
+			    "no memory for the index and %llu bytes",
+			    (unsigned long long)(rc == -EINVAL ? record_bytes :
+						 store->options.ram_bytes));
+	kvt_progress_begin(&line, false);
+	for (; rc == 0 && at < store->tier.ram_bytes; at += n) {
+		n = store->tier.ram_bytes - at < ALLOCATE_BYTES ? store->tier.ram_bytes - at :
+								  ALLOCATE_BYTES;
+		if (madvise(store->tier.ram + at, n, MADV_POPULATE_WRITE) != 0 &&
+		    errno != EINVAL && errno != EAGAIN)
+			rc = -errno;
+		if (kvt_progress_due(&line))
+			kvt_progress_print(&line, "kvtstored: allocating, %llu of %llu MiB",
+					   (unsigned long long)(at >> 20),
+					   (unsigned long long)(store->tier.ram_bytes >> 20));
+	}
+	kvt_progress_end(&line);
+	if (rc == 0)
+		return 0;
+	kvt_tier_destroy(&store->tier);
+	return fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make ram_bytes smaller",
+		    (unsigned long long)store->options.ram_bytes, strerror(-rc));
+}
+
+/* Open the feed and learn what is cached. */
+static int follow(struct kvt_store *store)
+{
+	int rc;
+
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+	kvt_known_forget(&store->known);
+	rc = kvt_feed_open(store->client, &store->feed);
+	if (rc == 0)
+		rc = kvt_feed_snapshot(store->feed);
+	return rc;
+}
+
+int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	const struct kvt_info *info;
+	int rc;
+
+	options.socket_path = store->options.daemon_path;
+	options.label = "kvtstored";
+	options.flags = KVT_ANY_GEOMETRY; /* it writes pages as it read them */
+	options.begin_wait_ns = -1;
+	options.connect_wait_ns = -1;
+	options.timeout_ns = CALL_NS;
+	rc = kvt_client_connect(&store->client, &options, why);
+	if (rc != 0)
+		return rc;
+	info = kvt_client_info(store->client);
+	memcpy(store->instance, info->instance, sizeof(store->instance));
+	rc = check_daemon(info, why);
+	if (rc == 0 && kvt_slabs_map(&store->slabs, store->client) != 0)
+		rc = failed_client(store, why);
+	if (rc == 0)
+		rc = make_tier(store, why);
+	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
+		rc = fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
+	if (rc == 0 && follow(store) != 0)
+		rc = failed_client(store, why);
+	if (rc == 0 && kvt_store_catch_up(store) < 0)
+		rc = failed_client(store, why);
+	store->loads.most_pages =
+		(uint32_t)((uint64_t)info->n_pages * store->options.load_percent / 100);
+	if (rc != 0)
+		kvt_store_disconnect(store);
+	return rc;
+}
+
+void kvt_store_disconnect(struct kvt_store *store)
+{
+	kvt_loads_end(store);
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+	kvt_known_destroy(&store->known);
+	kvt_client_close(store->client, KVT_IDLE);
+	store->client = NULL;
+}
+
+/* Take records until there are none. */
+static int take_all(struct kvt_store *store, int *n)
+{
+	struct kvt_feed_record record;
+	int rc;
+
+	while ((rc = kvt_feed_next(store->feed, &record)) != 0) {
+		if (rc == 1) {
+			rc = kvt_known_take(&store->known, &record);
+			(*n)++;
+		} else if (rc == -EOVERFLOW) {
+			kvt_known_forget(&store->known);
+			rc = kvt_feed_snapshot(store->feed);
+		}
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+int kvt_store_catch_up(struct kvt_store *store)
+{
+	int n = 0, rc = store->feed ? take_all(store, &n) : -ECONNRESET;
+
+	if (rc == -ECONNRESET) { /* the feed's daemon is gone, perhaps not the session */
+		rc = follow(store);
+		if (rc == 0)
+			rc = take_all(store, &n);
+	}
+	if (rc == 0)
+		return n;
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+	kvt_known_forget(&store->known);
+	return rc;
+}
+
+bool kvt_store_copy(struct kvt_store *store)
+{
+	struct kvt_copy copy;
+
+	if (!kvt_copy_begin(&store->tier, &store->known, &store->slabs, &copy))
+		return false;
+	kvt_copy_end(&store->tier, &store->known, &copy, kvt_store_catch_up(store) >= 0);
+	return true;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_STORE_H
+#define KVT_STORE_STORE_H
+
+/**
+ * @file store.h
+ * kvtstored: one thread, a session in one instance, the tier that outlives it, and peers that
+ * fetch.
+ *
+ * A load is what any worker does: BEGIN announces the pages before they are read, COMMIT seals
+ * them, END lets go. So the daemon coalesces, times out and cleans up loads as it does computing.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/tier.h"
+
+struct kvt_load;
+struct kvt_store_fetch;
+
+struct kvt_store_options {
+	const char *daemon_path; /* the daemon's socket */
+	uint64_t ram_bytes;
+	uint32_t min_positions;
+	uint32_t queue_pages;
+	uint32_t load_percent; /* of the pool's pages, in all loads together */
+};
+
+struct kvt_loads {
+	struct kvt_load *first, *last; /* oldest first */
+	uint32_t n_pages;     /* still to load */
+	uint32_t most_pages;
+	uint64_t page_ns;     /* time of a page, as the last ones took */
+	uint64_t begun, ended, cut; /* loads; `cut`: ended before their last page */
+	uint64_t loaded;      /* pages */
+};
+
+struct kvt_store {
+	struct kvt_store_options options;
+	struct kvt_client *client; /* NULL: no daemon */
+	struct kvt_feed *feed;
+	uint64_t instance[2]; /* that of the last session */
+	struct kvt_slabs slabs;
+	struct kvt_known known;
+	struct kvt_tier tier; /* ram NULL: not made yet */
+	struct kvt_loads loads;
+};
+
+/* ---- session.c */
+
+/** Connect, map the pool, make the tier if there is none, and learn what is cached. On failure
+ * nothing is left, and `why` says what to do. -EINVAL: this store cannot serve this daemon. */
+int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
+/** End all loads and the session. The tier stays. */
+void kvt_store_disconnect(struct kvt_store *store);
+/** Take all records of the feed, of that of a successor if the session continues there. Returns how
+ * many there were. -ETIMEDOUT, -EOVERFLOW: try again; other errors: the session is over. */
+int kvt_store_catch_up(struct kvt_store *store);
+/** Copy one page out. Returns true if there was one. */
+bool kvt_store_copy(struct kvt_store *store);
+
+/* ---- load.c */
+
+/** Begin to load what a FETCH lacks; `keys` are a private copy. Returns the positions that will be
+ * loaded: they are announced. 0: none. */
+uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
+			const uint32_t *keys);
+/** Load one page of the oldest load. Returns true if there was one. */
+bool kvt_load_turn(struct kvt_store *store);
+/** End all loads. */
+void kvt_loads_end(struct kvt_store *store);
+
+#endif

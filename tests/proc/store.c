@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/proc/store.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ASKED_MOST 200000u /* many seconds of asking */
+
+void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
+			  const char *ram)
+{
+	char program[640], socket_path[128];
+	int ends[2];
+
+	snprintf(program, sizeof(program), "%s/kvtstored", kvt_test_build());
+	snprintf(socket_path, sizeof(socket_path), "%s", daemon->socket);
+	snprintf(store->path, sizeof(store->path), "%s.store", daemon->socket);
+	kvt_test_check(pipe2(ends, O_CLOEXEC) == 0);
+	fflush(NULL);
+	store->pid = fork();
+	kvt_test_check(store->pid >= 0);
+	if (store->pid == 0) {
+		dup2(ends[1], 2);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		execl(program, program, "--socket", socket_path, "--ram-bytes", ram,
+		      "--min-positions", "64", "--load-percent", "50", NULL);
+		_exit(126);
+	}
+	close(ends[1]);
+	store->output = ends[0];
+	kvt_test_check(kvt_test_store_await(store, "serving"));
+}
+
+bool kvt_test_store_await(struct kvt_test_store *store, const char *text)
+{
+	char line[1024];
+	size_t n = 0;
+
+	while (n < sizeof(line) - 1 && read(store->output, line + n, 1) == 1) {
+		line[++n] = '\0';
+		if (line[n - 1] != '\n')
+			continue;
+		if (strstr(line, text))
+			return true;
+		fprintf(stderr, "  store: %s", line);
+		n = 0;
+	}
+	return false;
+}
+
+static int reap(struct kvt_test_store *store)
+{
+	int status;
+
+	kvt_test_equal(waitpid(store->pid, &status, 0), store->pid);
+	close(store->output);
+	store->pid = -1;
+	return status;
+}
+
+int kvt_test_store_stop(struct kvt_test_store *store)
+{
+	int status;
+
+	kvt_test_check(kill(store->pid, SIGTERM) == 0);
+	status = reap(store);
+	kvt_test_check(access(store->path, F_OK) != 0);
+	return status;
+}
+
+void kvt_test_store_kill(struct kvt_test_store *store)
+{
+	kvt_test_check(kill(store->pid, SIGKILL) == 0);
+	reap(store);
+	unlink(store->path);
+}
+
+void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = { &peer->welcome, sizeof(peer->welcome) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				  .msg_controllen = sizeof(control) };
+	int keys_fd;
+
+	peer->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%.107s", store->path);
+	kvt_test_check(connect(peer->fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+	kvt_test_equal(recvmsg(peer->fd, &message, MSG_CMSG_CLOEXEC), sizeof(peer->welcome));
+	kvt_test_check(CMSG_FIRSTHDR(&message));
+	memcpy(&keys_fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(keys_fd));
+	peer->keys = mmap(NULL, KVT_STORE_KEYS * sizeof(uint32_t), PROT_READ | PROT_WRITE,
+			  MAP_SHARED, keys_fd, 0);
+	kvt_test_check(peer->keys != MAP_FAILED);
+	close(keys_fd);
+}
+
+void kvt_test_peer_close(struct kvt_test_peer *peer)
+{
+	munmap(peer->keys, KVT_STORE_KEYS * sizeof(uint32_t));
+	close(peer->fd);
+}
+
+static struct kvt_message head_of(uint16_t type, uint32_t bytes)
+{
+	return (struct kvt_message){ .magic = KVT_STORE_MAGIC, .type = type, .version = KVT_ABI,
+				     .bytes = bytes, .cookie = 77 };
+}
+
+struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer)
+{
+	struct kvt_message head = head_of(KVT_STORE_STATUS, sizeof(head));
+	struct kvt_store_status status;
+
+	kvt_test_equal(send(peer->fd, &head, sizeof(head), MSG_NOSIGNAL), sizeof(head));
+	kvt_test_equal(recv(peer->fd, &status, sizeof(status), 0), sizeof(status));
+	kvt_test_equal(status.head.type, KVT_STORE_STATUS);
+	return status;
+}
+
+struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages)
+{
+	struct kvt_store_status status;
+
+	for (uint32_t asked = 0;; asked++) {
+		status = kvt_test_store_status(peer);
+		if (status.queued_pages == 0 && status.open_loads == 0 && status.pages == pages)
+			return status;
+		if (asked == ASKED_MOST)
+			kvt_test_fail("the store has %llu pages, %llu wait, %llu loads; not %llu",
+				      (unsigned long long)status.pages,
+				      (unsigned long long)status.queued_pages,
+				      (unsigned long long)status.open_loads,
+				      (unsigned long long)pages);
+	}
+}
+
+uint32_t kvt_test_fetch(const struct kvt_test_peer *peer, const uint64_t digest[2],
+			struct kvt_handle handle, uint32_t anchor, const uint32_t *keys,
+			uint32_t n_keys)
+{
+	struct kvt_store_fetch ask = {
+		.head = head_of(KVT_STORE_FETCH, sizeof(ask)),
+		.namespace_digest = { digest[0], digest[1] },
+		.node = handle.node, .generation = handle.generation,
+		.positions = handle.positions, .anchor = anchor, .keys_at = 100,
+		.n_keys = n_keys,
+	};
+	struct kvt_store_answer answer;
+
+	memcpy(peer->keys + 100, keys, n_keys * sizeof(*keys));
+	kvt_test_equal(send(peer->fd, &ask, sizeof(ask), MSG_NOSIGNAL), sizeof(ask));
+	kvt_test_equal(recv(peer->fd, &answer, sizeof(answer), 0), sizeof(answer));
+	kvt_test_equal(answer.head.type, KVT_STORE_ANSWER);
+	kvt_test_equal(answer.head.cookie, 77);
+	return answer.positions;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TESTS_STORE_H
+#define KVT_TESTS_STORE_H
+
+/**
+ * @file store.h
+ * A kvtstored for one test, and a connection to it that speaks its messages by hand.
+ */
+
+#include "kvtrunk_wire_store.h"
+#include "tests/lib/harness.h"
+
+struct kvt_test_store {
+	pid_t pid;
+	int output; /* its standard error */
+	char path[112];
+};
+
+struct kvt_test_peer {
+	int fd;
+	uint32_t *keys; /* the key area */
+	struct kvt_store_welcome welcome;
+};
+
+/** Start a store with `ram` bytes ("4M"), and wait until it serves. */
+void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
+			  const char *ram);
+/** Wait for a line of its output that contains `text`. False: it ended before. */
+bool kvt_test_store_await(struct kvt_test_store *store, const char *text);
+/** Send SIGTERM and wait. Returns the exit status. Nothing is left behind. */
+int kvt_test_store_stop(struct kvt_test_store *store);
+/** Kill it and wait. */
+void kvt_test_store_kill(struct kvt_test_store *store);
+
+/** Connect and take WELCOME. */
+void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store);
+void kvt_test_peer_close(struct kvt_test_peer *peer);
+/** Ask for what it counts. */
+struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer);
+/** Ask until nothing waits to be copied and nothing loads, and `pages` are there. */
+struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages);
+/** FETCH the keys from the root of a namespace of kvt_test_namespace(), or behind a handle and its
+ * last page. Returns the positions. */
+uint32_t kvt_test_fetch(const struct kvt_test_peer *peer, const uint64_t digest[2],
+			struct kvt_handle handle, uint32_t anchor, const uint32_t *keys,
+			uint32_t n_keys);
+
+#endif
