@@ -23,7 +23,8 @@
  *     kvt_client_close()
  *
  * The declarations are in kvtrunk_client.h, kvtrunk_pool.h, kvtrunk_sequences.h,
- * kvtrunk_operations.h, kvtrunk_feed.h and kvtrunk_group.h; this header includes all.
+ * kvtrunk_operations.h, kvtrunk_feed.h, kvtrunk_fetch.h and kvtrunk_group.h; this header includes
+ * all.
  *
  * Conventions
  *  - Functions return 0 (or a count) or a negative errno and leave the global errno alone.
@@ -50,6 +51,7 @@
 
 #include "kvtrunk_client.h"
 #include "kvtrunk_feed.h"
+#include "kvtrunk_fetch.h"
 #include "kvtrunk_group.h"
 #include "kvtrunk_operations.h"
 #include "kvtrunk_pool.h"

@@ -89,6 +89,12 @@ struct kvt_options {
 	 * socket exists without a listener; else not at all. -1: not at all. With `group`, if it is
 	 * given: also for rank 0, which has not opened a group with this token yet. */
 	int64_t connect_wait_ns;
+	/* Socket of a store (kvtstored) to fetch from. NULL: that beside the daemon's socket, if
+	 * there is one; "": none. */
+	const char *store_path;
+	/* How long kvt_seq_begin() waits for the answer of a store, which is mostly no; default
+	 * 5 ms, -1: it does not ask. */
+	int64_t fetch_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })
 /** KVT_OPTIONS_INIT, for languages without macros. `size` is sizeof(struct kvt_options) there. */

@@ -13,6 +13,7 @@
 #include "libclient/call.h"
 #include "libclient/device.h"
 #include "libclient/fail.h"
+#include "libclient/fetch.h"
 #include "libclient/steps.h"
 #include "libclient/stream.h"
 #include "libclient/submit.h"
@@ -65,6 +66,7 @@ static int create_alive_page(struct kvt_client *client)
 
 static void free_memory(struct kvt_client *client)
 {
+	kvt_client_store_leave(client); /* asks if this is a forked child */
 	if (client->alive)
 		munmap((void *)(uintptr_t)client->alive, (size_t)sysconf(_SC_PAGESIZE));
 	kvt_seq_destroy_all(client);

@@ -7,6 +7,7 @@
 
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/fetch.h"
 #include "libclient/pool.h"
 #include "libclient/steps.h"
 #include "libclient/wait.h"
@@ -31,6 +32,7 @@
 #define CONNECT_PAUSE_NS 1000000ll /* first pause between attempts; grows to 16 times that */
 #define CONNECT_TIMEOUT_NS 30000000000ll /* a socket-activated daemon makes its pool first */
 #define RESUME_NS 30000000000ll /* limit for finding a successor */
+#define FETCH_WAIT_NS 5000000
 #define HELLO_TRIES 32          /* daemons that end between accept and WELCOME */
 
 static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options *options,
@@ -222,6 +224,10 @@ static int build_client(struct kvt_client **ret_client, const struct kvt_options
 			keep_slabs(welcome, &parts);
 		kvt_welcome_info(&parts.info, &welcome->message, parts.arena.base != NULL);
 		rc = kvt_client_create(ret_client, &parts);
+		if (rc == 0 && kvt_client_has_fences(*ret_client))
+			kvt_client_store_at(*ret_client, options->store_path,
+					    options->fetch_wait_ns ? options->fetch_wait_ns :
+								     FETCH_WAIT_NS);
 		if (rc != 0)
 			kvt_error_set(error, rc, 0, "out of memory for the client");
 	}

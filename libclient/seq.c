@@ -11,6 +11,7 @@
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/fetch.h"
 #include "libclient/probe.h"
 #include "libclient/sides.h"
 #include "libclient/table.h"
@@ -127,6 +128,20 @@ static uint32_t begin_wait_ms(const struct kvt_client *client)
 	return wait_ns / 1000000 < UINT32_MAX ? (uint32_t)(wait_ns / 1000000) : UINT32_MAX;
 }
 
+/* Have a store load what is missing. Returns how long a BEGIN may wait: less than `most_ms` for a
+ * load, which computing replaces if it does not come. */
+static uint32_t fetched_wait_ms(struct kvt_client *client, const struct kvt_request *begin,
+				uint32_t most_ms)
+{
+	uint32_t positions, wait_ms;
+
+	if (!client->store || begin->flags & KVT_F_FORCE_MISS)
+		return most_ms;
+	positions = kvt_client_fetch_now(client, begin);
+	wait_ms = 1000 + positions / 4;
+	return positions && wait_ms < most_ms ? wait_ms : most_ms;
+}
+
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags, struct kvt_seq **ret_seq)
 {
@@ -193,8 +208,10 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 				       "begin: no WAIT or NO_WAIT here: set begin_wait_ns, or "
 				       "submit a BEGIN (kvt_submit()) for a notice");
 	request.ttl_ms = begin_wait_ms(client);
-	if (request.ttl_ms)
+	if (request.ttl_ms) {
 		request.flags |= KVT_F_WAIT;
+		request.ttl_ms = fetched_wait_ms(client, begin, request.ttl_ms);
+	}
 	table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) /
 		client->info.page_size;
 	if (table >= client->info.n_pages)

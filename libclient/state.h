@@ -134,6 +134,7 @@ struct kvt_client {
 	struct kvt_opened *opened;
 	uint32_t n_opened;
 	struct kvt_feed *feed; /* NULL: no subscription */
+	struct kvt_store_end *store; /* NULL: this client has none */
 	void *segment, *areas;
 	uint64_t segment_bytes, areas_bytes;
 	uint64_t arena_bytes; /* bytes mapped; 0 = withheld */

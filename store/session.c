@@ -119,6 +119,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	options.begin_wait_ns = -1;
 	options.connect_wait_ns = -1;
 	options.timeout_ns = CALL_NS;
+	options.store_path = "";
 	rc = kvt_client_connect(&store->client, &options, why);
 	if (rc != 0)
 		return rc;

@@ -30,28 +30,62 @@ static const struct kvt_handle root;
 /* As kvt_test_namespace("store"). */
 static uint64_t digest[2] = { 0x6b76747465737473ull, 0 };
 
-static void connect_worker(void)
+static void connect_with(int64_t fetch_wait_ns)
 {
-	worker = kvt_test_connect(&daemon_);
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = daemon_.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = fetch_wait_ns;
+	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
 	space = kvt_test_namespace(worker, "store");
 	kvt_test_equal(kvt_pool_map(worker, &pool), 0);
 }
 
-static int start_with(const char *more, const char *ram)
+/* With patience for a store on a busy machine. */
+static void connect_worker(void)
+{
+	connect_with(60000000000);
+}
+
+static void start_store(const char *ram)
 {
 	digest[1] = 0;
 	for (const char *c = "store"; *c; c++)
 		digest[1] = digest[1] * 1099511628211ull + (uint8_t)*c;
-	kvt_test_daemon_begin(&daemon_, more);
 	connect_worker();
 	kvt_test_store_start(&store, &daemon_, ram);
 	kvt_test_peer_open(&peer, &store);
+}
+
+static int start_with(const char *more, const char *ram)
+{
+	kvt_test_daemon_begin(&daemon_, more);
+	start_store(ram);
 	return 0;
 }
 
 static int start(void **state)
 {
 	return start_with(NULL, "1M");
+}
+
+static int start_small(void **state)
+{
+	return start_with("n_pages = 256\n", "1M");
+}
+
+/* A load takes so long that it can be interrupted. */
+static int start_big(void **state)
+{
+	return start_with("n_pages = 256\npage_bytes = 1M\ncoalesce_patience_ms = 50\n", "80M");
+}
+
+static int start_supervised(void **state)
+{
+	kvt_test_daemon_begin_supervised(&daemon_, NULL);
+	start_store("1M");
+	return 0;
 }
 
 static int start_with_slabs(void **state)
@@ -201,13 +235,15 @@ TEST_WITH(what_it_does_not_have_is_answered_with_none, start, stop)
 TEST_WITH(what_another_computes_is_not_loaded, start, stop)
 {
 	uint32_t keys[N];
-	struct kvt_seq *seq;
+	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = space, .keys = keys,
+				       .n_keys = N };
 
 	kvt_test_keys(keys, N, 5);
 	keep(keys);
-	kvt_test_equal(kvt_seq_begin(worker, space, keys, N, 0, 0, &seq), 0);
+	request = (struct kvt_request){ .op = KVT_OP_END, .fence = KVT_IDLE,
+					.lease = kvt_test_call(worker, &request).lease };
 	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
-	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_call(worker, &request);
 	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
 	kvt_test_store_settled(&peer, N / PAGE);
 }
@@ -270,4 +306,200 @@ TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
 	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
 	kvt_test_store_settled(&peer, N / PAGE);
 	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+}
+
+/* ---- through the library */
+
+static struct kvt_request begin_of(const uint32_t *keys, uint32_t n)
+{
+	return (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = space, .keys = keys,
+				     .n_keys = n, .user_data = 11 };
+}
+
+/* Take the answer to the only fetch. */
+static struct kvt_fetched fetched(void)
+{
+	struct kvt_fetched answer;
+	int rc;
+
+	while ((rc = kvt_fetch_poll(worker, &answer)) == 0)
+		kvt_test_store_status(&peer);
+	kvt_test_equal(rc, 1);
+	kvt_test_equal(answer.user_data, 11);
+	return answer;
+}
+
+TEST_WITH(a_sequence_begins_with_what_the_store_has, start, stop)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 11);
+	keep(keys);
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&peer).loaded_pages, N / PAGE);
+	/* And behind what the pool has: only that is loaded. */
+	evict_all();
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, 255), 240);
+	evict_all();
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, 256), 256);
+	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&peer).loaded_pages,
+		       N / PAGE + 15 + 16 + (N - 256) / PAGE);
+}
+
+TEST_WITH(a_scheduler_fetches_when_a_request_arrives, start, stop)
+{
+	uint32_t keys[N];
+	struct kvt_request begin = begin_of(keys, N);
+	struct kvt_fetched answer;
+
+	kvt_test_keys(keys, N, 12);
+	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	answer = fetched();
+	kvt_test_equal(answer.positions, 0);
+	kvt_test_equal(answer.cached, 0);
+	keep(keys);
+	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(kvt_fetch(worker, &begin), 1); /* the second of two: it is loaded already */
+	answer = fetched();
+	kvt_test_equal(answer.positions, N);
+	kvt_test_equal(fetched().positions, 0);
+	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
+	kvt_test_equal(kvt_fetch(worker, &begin), 0); /* nothing is missing */
+	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0);
+	begin.namespace_id = 99;
+	kvt_test_equal(kvt_fetch(worker, &begin), -EINVAL);
+}
+
+TEST_WITH(many_fetches_at_once_are_all_answered, start, stop)
+{
+	static uint32_t keys[80][128];
+	uint32_t asked = 0;
+
+	for (uint32_t i = 0; i < 80; i++) {
+		struct kvt_request begin = begin_of(keys[i], 128);
+		int rc;
+
+		kvt_test_keys(keys[i], 128, 100 + i);
+		rc = kvt_fetch(worker, &begin);
+		kvt_test_check(rc == (asked < KVT_STORE_OPEN));
+		asked += (uint32_t)rc;
+	}
+	for (; asked > 0; asked--)
+		kvt_test_equal(fetched().positions, 0);
+}
+
+TEST_WITH(a_stopped_store_costs_milliseconds_and_then_nothing, start, stop)
+{
+	uint32_t keys[N], others[N];
+	struct kvt_request begin = begin_of(others, N);
+	struct kvt_fetched answer;
+	uint64_t asked;
+
+	kvt_test_keys(keys, N, 13);
+	keep(keys);
+	kvt_client_close(worker, KVT_IDLE);
+	connect_with(1000000);
+	kvt_test_keys(others, N, 14);
+	while (kvt_fetch(worker, &begin) != 1) /* until it is connected */
+		kvt_test_store_status(&peer);
+	fetched();
+	asked = kvt_test_store_status(&peer).fetches;
+	kvt_test_freeze(store.pid);
+	for (uint32_t i = 0; i < 7; i++) {
+		keys[0] = 1000 + i;
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), 0);
+	}
+	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0); /* late answers are dropped */
+	/* Three were waited for, and the rest not even asked. */
+	asked = kvt_test_store_settled(&peer, 8 * N / PAGE).fetches - asked;
+	kvt_test_check(asked >= 3 && asked < 7);
+}
+
+TEST_WITH(a_store_killed_in_a_load_leaves_the_rest_to_be_computed, start_big, stop)
+{
+	struct kvt_fetched answer;
+	uint32_t keys[N];
+	struct kvt_request begin = begin_of(keys, N);
+
+	kvt_test_keys(keys, N, 15);
+	keep(keys);
+	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(fetched().positions, N);
+	kvt_test_store_kill(&store);
+	kvt_test_serve(worker, &pool, space, SALT, keys, N); /* checks the bytes of all */
+	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
+	kvt_test_equal(kvt_fetch(worker, &begin), 0);
+	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0);
+}
+
+TEST_WITH(a_store_stopped_in_a_load_holds_up_others_for_a_moment, start_big, stop)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 16);
+	keep(keys);
+	kvt_client_close(worker, KVT_IDLE);
+	connect_with(1000000);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	kvt_test_freeze(store.pid);
+	kvt_test_serve(worker, &pool, space, SALT, keys, N);
+	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
+	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+}
+
+TEST_WITH(what_other_traffic_evicted_comes_back, start_small, stop)
+{
+	static uint32_t keys[8][N];
+
+	for (uint32_t i = 0; i < 8; i++) { /* twice the pool */
+		kvt_test_keys(keys[i], N, 200 + i);
+		kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
+		kvt_test_store_settled(&peer, (i + 1) * N / PAGE);
+	}
+	for (uint32_t i = 0; i < 8; i++)
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), N - PAGE);
+	kvt_test_check(kvt_test_store_status(&peer).loaded_pages >= 4 * N / PAGE);
+}
+
+TEST_WITH(it_follows_a_daemon_that_restarts_with_all_it_had, start_supervised, stop)
+{
+	static uint32_t keys[2][N];
+
+	for (uint32_t i = 0; i < 2; i++) {
+		kvt_test_keys(keys[i], N, 300 + i);
+		kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
+		kvt_test_store_settled(&peer, (i + 1) * N / PAGE);
+		kvt_test_daemon_succeed(&daemon_);
+	}
+	evict_all();
+	for (uint32_t i = 0; i < 2; i++)
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&peer).connected, 1);
+}
+
+TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	uint32_t keys[N];
+	struct kvt_request begin = begin_of(keys, N);
+	struct kvt_client *other;
+
+	kvt_test_keys(keys, N, 15);
+	keep(keys);
+	options.socket_path = daemon_.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	for (int i = 0; i < 3; i++) {
+		options.store_path = i == 0 ? "" : i == 1 ? "/nowhere" : store.path;
+		kvt_test_equal(kvt_client_connect(&other, &options, NULL), 0);
+		begin.namespace_id = kvt_test_namespace(other, "store");
+		kvt_test_equal(kvt_fetch(other, &begin), i == 2);
+		kvt_client_close(other, KVT_IDLE);
+	}
+	kvt_test_store_settled(&peer, N / PAGE);
 }

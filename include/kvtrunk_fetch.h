@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVTRUNK_FETCH_H
+#define KVTRUNK_FETCH_H
+
+/**
+ * @file kvtrunk_fetch.h
+ * Fetch: have a store load what the pool lacks of a prompt. Included by kvtrunk.h.
+ *
+ * A store (kvtstored) keeps copies of cached pages. It announces what it will load before it
+ * answers, so a BEGIN that follows the answer waits for the load as for any process that computes.
+ * kvt_seq_begin() asks by itself. A scheduler asks when a request arrives, long before it begins:
+ *
+ *     kvt_fetch(client, &begin)            when the request arrives; then forget it
+ *     kvt_fetch_poll(client, &fetched)     now and then, or not at all
+ *     kvt_submit(client, &begin)           when it is scheduled
+ *
+ * A store that is stopped or gone costs a few milliseconds now and then, never more.
+ */
+
+#include <stdint.h>
+
+#include "kvtrunk_operations.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+
+/** Answer to a fetch. */
+struct kvt_fetched {
+	uint64_t user_data;
+	uint32_t cached;      /* positions that the pool had when it was asked for */
+	uint32_t positions;   /* that are loaded behind them; 0: none */
+	uint32_t expected_us; /* until the last of them is there */
+	uint32_t reserved;
+};
+
+/** Ask for what the pool lacks of a BEGIN. Reads namespace_id, root_key, keys and n_keys (all
+ * keys), and user_data, which its answer has. Waits for nothing but a new connection's first
+ * message, options->fetch_wait_ns at most.
+ *
+ * Returns 1: asked, one answer follows. 0: not asked: there is no store, or it did not answer
+ * lately, or too few positions are missing to be worth it, or too many answers are outstanding:
+ * kvt_fetch_poll() takes them.
+ * Errors: -EINVAL the namespace is not open here; -ENOMEM; -ECONNRESET. */
+int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin);
+
+/** Take one answer. Returns 1; 0: none has come. Never waits. If the store is gone, what it owes is
+ * answered with 0 positions. Errors: -ECONNRESET and the like: the daemon is gone. */
+int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched);
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_CLIENT_FETCH_H
+#define KVT_CLIENT_FETCH_H
+
+#include "libclient/state.h"
+
+/** Note where the store of this client would be. `path` NULL: beside the daemon's socket; "": there
+ * is none. Without memory for it there is none, too. */
+void kvt_client_store_at(struct kvt_client *client, const char *path, int64_t wait_ns);
+/** Disconnect from the store and free what belongs to it. */
+void kvt_client_store_leave(struct kvt_client *client);
+
+/** Ask the store for what the pool lacks of a BEGIN, and wait for its answer, fetch_wait_ns at
+ * most. Returns the positions that are loaded. */
+uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin);
+
+#endif
