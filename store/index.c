@@ -99,14 +99,17 @@ static void unlink_entry(struct kvt_index *index, uint32_t entry)
 	e->older = e->younger = 0;
 }
 
-static void link_youngest(struct kvt_index *index, uint32_t entry)
+/* Link an entry as the youngest, or as the older neighbour of another that is in the list. */
+static void link_behind(struct kvt_index *index, uint32_t entry, uint32_t behind)
 {
-	struct kvt_index_entry *e = &index->entries[entry];
+	struct kvt_index_entry *e = &index->entries[entry], *b = &index->entries[behind];
+	bool linked = behind && behind != entry && b->state == KVT_INDEX_FOUND && !b->pins;
+	uint32_t *place = linked ? &b->older : &index->youngest;
 
-	e->older = index->youngest;
-	e->younger = 0;
+	e->older = *place;
+	e->younger = linked ? behind : 0;
 	*(e->older ? &index->entries[e->older].younger : &index->oldest) = entry;
-	index->youngest = entry;
+	*place = entry;
 }
 
 /* ---- entries */
@@ -124,12 +127,12 @@ uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *p
 	return index->table[search(index, page->digest)];
 }
 
-void kvt_index_touch(struct kvt_index *index, uint32_t entry)
+void kvt_index_touch(struct kvt_index *index, uint32_t entry, uint32_t behind)
 {
 	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins)
 		return;
 	unlink_entry(index, entry);
-	link_youngest(index, entry);
+	link_behind(index, entry, behind);
 }
 
 /* Make a FOUND entry PRIVATE. */
@@ -160,7 +163,8 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	return entry;
 }
 
-void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page)
+void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
+		       uint32_t behind)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
 	uint32_t place = search(index, page->digest);
@@ -169,7 +173,7 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	memcpy(e->key, page->digest, sizeof(e->key));
 	index->table[place] = entry;
 	e->state = KVT_INDEX_FOUND;
-	link_youngest(index, entry);
+	link_behind(index, entry, behind);
 	index->n_found++;
 }
 
@@ -197,5 +201,5 @@ void kvt_index_unpin(struct kvt_index *index, uint32_t entry)
 
 	KVT_ASSERT(e->pins > 0);
 	if (--e->pins == 0)
-		link_youngest(index, entry);
+		link_behind(index, entry, 0);
 }

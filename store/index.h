@@ -13,6 +13,10 @@
  *
  * Only FOUND entries are found, and only those without pins leave. An entry that is pinned is in no
  * list; the last unpin makes it the youngest.
+ *
+ * A prefix ends at the first page that is missing, so a page must leave before the one in front of
+ * it. Callers keep the order: a page is placed `behind` the one in front, as its older neighbour,
+ * and a path is touched from its last page to its first.
  */
 
 #include <stdbool.h>
@@ -50,12 +54,13 @@ void kvt_index_destroy(struct kvt_index *index);
 
 /** Return the entry of a page, 0: none. */
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);
-/** Make a FOUND entry the youngest. */
-void kvt_index_touch(struct kvt_index *index, uint32_t entry);
+/** Make a FOUND entry the youngest, or place it behind another; 0, or one that is pinned: none. */
+void kvt_index_touch(struct kvt_index *index, uint32_t entry, uint32_t behind);
 /** Take a free entry, or the oldest. Returns 0 if all are pinned or private. */
 uint32_t kvt_index_take(struct kvt_index *index);
-/** Let a PRIVATE entry be found, as the youngest. The page must have no other entry. */
-void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page);
+/** Let a PRIVATE entry be found, placed as by kvt_index_touch(). The page must have no other. */
+void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
+		       uint32_t behind);
 /** Free a PRIVATE or FOUND entry without pins. */
 void kvt_index_drop(struct kvt_index *index, uint32_t entry);
 /** Keep a FOUND entry where it is. Each pin needs its unpin. */

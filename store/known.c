@@ -115,6 +115,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 	uint32_t page_size = known->info.page_size;
 	struct kvt_chain chain = { { 0 } };
 	bool named = chain_before(known, record, &chain);
+	uint32_t parent = record->parent;
 
 	for (uint32_t i = 0; i < record->n; i++) {
 		struct kvt_known_page *page = page_at(known, record->pages[i]);
@@ -123,8 +124,10 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 			kvt_chain_next(&chain, record->keys + (uint64_t)i * page_size, page_size,
 				       &chain);
 		if (!page)
-			continue;
+			return; /* what is behind it has no name */
 		page->changes++;
+		page->parent = parent;
+		parent = record->pages[i];
 		page->cached = named;
 		page->chain = chain;
 		if (named)

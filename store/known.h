@@ -21,6 +21,7 @@
 
 struct kvt_known_page {
 	struct kvt_chain chain; /* its name, if `cached` */
+	uint32_t parent; /* page in front of it, 0: a root page */
 	uint32_t changes;
 	bool cached;
 };

@@ -22,6 +22,7 @@ struct kvt_load {
 	struct kvt_load *next;
 	struct kvt_seq *seq;
 	uint32_t namespace_id;
+	uint32_t anchor;    /* page in front of the first one, 0: none */
 	uint32_t first;     /* page of the path that the first entry is for */
 	uint32_t at;        /* next page of the path */
 	uint32_t committed; /* pages of the path */
@@ -150,6 +151,7 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	if (!load)
 		return 0;
 	load->first = ask->positions / page_size;
+	load->anchor = ask->anchor;
 	load->n_entries = pin_found(store, chain, keys, most, load->entries);
 	if (load->n_entries == 0 ||
 	    (uint64_t)load->n_entries * page_size < store->options.min_positions ||
@@ -181,6 +183,7 @@ static void end_first(struct kvt_store *store)
 	/* -EBUSY: another load is in it, and closes it. */
 	kvt_namespace_close(store->client, load->namespace_id);
 	unpin(store, load->entries, load->n_entries);
+	kvt_tier_touch(&store->tier, &store->known, load->anchor);
 	free(load);
 }
 

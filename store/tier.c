@@ -45,6 +45,44 @@ uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry)
 	return tier->ram + (entry - 1) * tier->record_bytes;
 }
 
+/* The entry of a cached page, 0: it is not here. */
+static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
+{
+	const struct kvt_chain *name = kvt_known_name(known, page);
+
+	return name ? kvt_index_find(&tier->index, name) : 0;
+}
+
+void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
+{
+	/* A feed that lies could make a circle. */
+	for (uint32_t n = 0; n < known->info.n_pages && kvt_known_name(known, page); n++) {
+		uint32_t entry = entry_of(tier, known, page);
+
+		if (entry)
+			kvt_index_touch(&tier->index, entry, 0);
+		page = known->pages[page].parent;
+	}
+}
+
+/* Find the entry that a page is placed behind, and make its path young once for a run of pages. */
+static uint32_t place_of(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
+{
+	uint32_t parent = known->pages[page].parent, entry = entry_of(tier, known, parent);
+
+	if (parent && (!entry || entry != tier->last))
+		kvt_tier_touch(tier, known, parent);
+	return entry;
+}
+
+/* True if the tier is full, and a copy would cost the page in front of it, or that is not here. */
+static bool has_no_place(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
+			 uint32_t behind)
+{
+	return !tier->index.first_free && known->pages[page].parent &&
+	       (!behind || behind == tier->index.oldest);
+}
+
 bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
 		    struct kvt_copy *ret_copy)
 {
@@ -52,11 +90,15 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 	uint32_t there;
 
 	while ((copy.page = kvt_known_next(known)) != 0) {
-		copy.chain = *kvt_known_name(known, copy.page);
-		there = kvt_index_find(&tier->index, &copy.chain);
-		if (!there)
+		copy.behind = place_of(tier, known, copy.page);
+		there = entry_of(tier, known, copy.page);
+		if (!there && !has_no_place(tier, known, copy.page, copy.behind))
 			break;
-		kvt_index_touch(&tier->index, there);
+		tier->full += !there;
+		if (there) {
+			kvt_index_touch(&tier->index, there, copy.behind);
+			tier->last = there;
+		}
 	}
 	if (!copy.page)
 		return false;
@@ -65,6 +107,7 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 		tier->full++;
 		return false;
 	}
+	copy.chain = *kvt_known_name(known, copy.page);
 	copy.changes = known->pages[copy.page].changes;
 	kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry));
 	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
@@ -81,7 +124,8 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
 
 	/* The same prefix may have been stored and copied as another page meanwhile. */
 	if (good && !kvt_index_find(&tier->index, &copy->chain)) {
-		kvt_index_publish(&tier->index, copy->entry, &copy->chain);
+		kvt_index_publish(&tier->index, copy->entry, &copy->chain, copy->behind);
+		tier->last = copy->entry;
 		tier->copied++;
 		return true;
 	}

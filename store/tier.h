@@ -26,12 +26,14 @@ struct kvt_tier {
 	uint8_t *ram;
 	uint64_t ram_bytes;
 	uint64_t record_bytes;
+	uint32_t last; /* entry that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 };
 
 struct kvt_copy {
 	uint32_t page;
 	uint32_t entry;
+	uint32_t behind;         /* entry of the page in front, 0: none */
 	uint32_t changes;        /* of the page when the copy began */
 	struct kvt_chain chain;
 };
@@ -41,6 +43,9 @@ int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_byt
 void kvt_tier_destroy(struct kvt_tier *tier);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
+
+/** Make a cached page and all in front of it the youngest, as far as they are here. */
+void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
 
 /** Begin to copy the next queued page. False: there is none. */
 bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,

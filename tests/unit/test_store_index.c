@@ -63,9 +63,25 @@ static void add(struct kvt_index *index, uint32_t i)
 		assert_int_equal(index->n_found, ENTRIES);
 		return;
 	}
-	kvt_index_publish(index, entry, &page);
+	kvt_index_publish(index, entry, &page, 0);
 	entry_of[i] = entry;
 	order[n_order++] = i;
+}
+
+/* Place a name behind another, or last if that is not in the order. */
+static void place(struct kvt_index *index, uint32_t i, uint32_t front)
+{
+	uint32_t at = 0;
+
+	kvt_index_touch(index, entry_of[i], entry_of[front]);
+	if (pins[i])
+		return;
+	forget(i);
+	while (at < n_order && order[at] != front)
+		at++;
+	memmove(order + at + 1, order + at, (n_order - at) * sizeof(*order));
+	order[at] = i;
+	n_order++;
 }
 
 TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
@@ -82,11 +98,7 @@ TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
 		if (!entry_of[i]) {
 			add(&index, i);
 		} else if (what < 2) {
-			kvt_index_touch(&index, entry_of[i]);
-			if (!pins[i]) {
-				forget(i);
-				order[n_order++] = i;
-			}
+			place(&index, i, (uint32_t)rand() % NAMES);
 		} else if (what < 4) {
 			kvt_index_pin(&index, entry_of[i]);
 			pins[i]++;
@@ -116,7 +128,7 @@ TEST(with_all_pinned_or_private_there_is_none_to_take)
 	second = kvt_index_take(&index);
 	assert_true(first && second && first != second);
 	assert_int_equal(kvt_index_take(&index), 0);
-	kvt_index_publish(&index, first, &page);
+	kvt_index_publish(&index, first, &page, 0);
 	kvt_index_pin(&index, first);
 	assert_int_equal(kvt_index_take(&index), 0);
 	kvt_index_unpin(&index, first);

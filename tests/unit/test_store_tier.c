@@ -187,15 +187,35 @@ TEST_WITH(what_is_behind_an_unknown_page_is_not_known, start, stop)
 		.type = KVT_FEED_NAMESPACE, .namespace_id = 1u << 24 }), -EPROTO);
 }
 
-TEST_WITH(a_full_queue_drops_the_newest_and_a_full_tier_the_oldest, start, stop)
+TEST_WITH(a_full_queue_drops_the_newest_and_a_full_tier_the_end_of_the_oldest, start, stop)
 {
 	const uint32_t pages[10] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 };
 
 	store_at(0, pages, 10, 100);
 	assert_int_equal(known.dropped, 2);
-	assert_int_equal(copy_all(), 8);
+	assert_int_equal(copy_all(), 5); /* no page for one behind it */
+	assert_int_equal(tier.full, 3);
 	for (uint32_t i = 0; i < 10; i++)
-		assert_int_equal(find(100, i) != 0, i >= 3 && i < 8);
+		assert_int_equal(find(100, i) != 0, i < 5);
+	store_at(0, (const uint32_t[]){ 11, 12 }, 2, 200);
+	assert_int_equal(copy_all(), 2);
+	for (uint32_t i = 0; i < 10; i++)
+		assert_int_equal(find(100, i) != 0, i < 3);
+}
+
+TEST_WITH(a_path_leaves_from_its_end_and_is_young_if_it_grows, start, stop)
+{
+	store_at(0, (const uint32_t[]){ 1, 2 }, 2, 100);
+	store_at(0, (const uint32_t[]){ 3, 4, 5 }, 3, 150);
+	assert_int_equal(copy_all(), 5);
+	store_at(2, (const uint32_t[]){ 6 }, 1, 108); /* the older one grows */
+	assert_int_equal(copy_all(), 1);
+	assert_true(find(100, 2) && find(150, 1) && !find(150, 2));
+	store_at(0, (const uint32_t[]){ 7, 8 }, 2, 150); /* stored again: no copy, but young */
+	assert_int_equal(copy_all(), 0);
+	store_at(0, (const uint32_t[]){ 9 }, 1, 180);
+	assert_int_equal(copy_all(), 1);
+	assert_true(find(100, 1) && !find(100, 2) && find(150, 1) && find(180, 0));
 }
 
 TEST_WITH(pinned_pages_stay, start, stop)
@@ -210,9 +230,9 @@ TEST_WITH(pinned_pages_stay, start, stop)
 	store_at(5, pages + 5, 1, 120);
 	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy));
 	assert_int_equal(tier.full, 1);
-	kvt_index_unpin(&tier.index, find(100, 4));
+	kvt_index_unpin(&tier.index, find(100, 0));
 	store_at(5, pages + 6, 1, 120);
 	assert_int_equal(copy_all(), 1);
 	for (uint32_t i = 0; i < 6; i++)
-		assert_int_equal(find(100, i) != 0, i != 4);
+		assert_int_equal(find(100, i) != 0, i != 0);
 }
