@@ -15,12 +15,13 @@ DOCDIR := $(PREFIX)/share/doc/kvtrunk
 BASHDIR := $(PREFIX)/share/bash-completion/completions
 ZSHDIR := $(PREFIX)/share/zsh/vendor-completions
 
-INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtctl kvtlab kvtbench $(if $(METRICS_HTTP),kvtmetricsd))
+INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtstored kvtctl kvtlab kvtbench \
+	$(if $(METRICS_HTTP),kvtmetricsd))
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
 INSTALL_HEADERS := $(wildcard include/kvtrunk*.h include/kvt_kernels*.h)
 INSTALL_PC := libclient/libkvtrunk.pc kernels/libkvtkernels.pc
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
-INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket \
+INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket systemd/kvtstored@.service \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
 INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
 	docs/prometheus-alerts.yml $(wildcard docs/*.md docs/*.png) $(INSTALL_PAGES)
