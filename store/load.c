@@ -77,6 +77,17 @@ static bool chain_of_anchor(const struct kvt_store *store, const struct kvt_stor
 	return true;
 }
 
+bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fetch *ask,
+		       const uint32_t *keys)
+{
+	struct kvt_chain chain;
+
+	if (!chain_of_anchor(store, ask, &chain))
+		return false;
+	kvt_chain_next(&chain, keys, store->known.info.page_size, &chain);
+	return kvt_index_find(&store->tier.index, &chain) != 0;
+}
+
 /* Check that a BEGIN is behind the anchor and that no other lease computes its pages. */
 static bool begun_well(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 		       const struct kvt_result *begun, uint32_t n_positions)

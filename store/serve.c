@@ -245,10 +245,16 @@ static uint32_t fetch(struct kvt_server *server, const struct kvt_peer *peer,
 		      const struct kvt_store_fetch *ask)
 {
 	struct kvt_store *store = server->store;
+	const uint32_t *keys = peer->keys + ask->keys_at;
+	uint32_t page_size = store->known.info.page_size;
 
-	if (!store->client || kvt_store_catch_up(store) < 0)
+	if (!store->client || kvt_store_catch_up(store) < 0 || ask->n_keys < page_size)
 		return 0;
-	kvt_racy_copy(server->keys, peer->keys + ask->keys_at, ask->n_keys);
+	/* Most answers are no: copy what they need first. */
+	kvt_racy_copy(server->keys, keys, page_size);
+	if (!kvt_load_possible(store, ask, server->keys))
+		return 0;
+	kvt_racy_copy(server->keys, keys, ask->n_keys);
 	return kvt_load_begin(store, ask, server->keys);
 }
 

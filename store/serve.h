@@ -12,7 +12,7 @@
 
 #include "store/store.h"
 
-#define KVT_STORE_PEERS 1024u
+#define KVT_STORE_PEERS 512u /* each is a descriptor, of 1,024 by default */
 
 struct kvt_peer;
 

@@ -62,6 +62,10 @@ bool kvt_store_copy(struct kvt_store *store);
 
 /* ---- load.c */
 
+/** Check whether the tier has the first page that a FETCH lacks; `keys` are a private copy of that
+ * page's. */
+bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fetch *ask,
+		       const uint32_t *keys);
 /** Begin to load what a FETCH lacks; `keys` are a private copy. Returns the positions that will be
  * loaded: they are announced. 0: none. */
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
