@@ -14,6 +14,7 @@ int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_
 		.pages = calloc(info->n_pages, sizeof(*known->pages)),
 		.queue = calloc(queue_pages, sizeof(*known->queue)),
 		.queue_pages = queue_pages,
+		.sweep_at = info->n_pages,
 	};
 	if (known->pages && known->queue)
 		return 0;
@@ -72,6 +73,7 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;
+		known->sweep_at = 1;
 		return;
 	}
 	at = (uint32_t)(((uint64_t)known->queue_at + known->n_queued) % known->queue_pages);
@@ -79,8 +81,9 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 	known->n_queued++;
 }
 
-uint32_t kvt_known_next(struct kvt_known *known)
+uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 {
+	*ret_swept = false;
 	while (known->n_queued) {
 		struct kvt_queued next = known->queue[known->queue_at];
 
@@ -90,6 +93,10 @@ uint32_t kvt_known_next(struct kvt_known *known)
 		    known->pages[next.page].changes == next.changes)
 			return next.page;
 	}
+	*ret_swept = true;
+	while (known->sweep_at < known->info.n_pages)
+		if (known->pages[known->sweep_at++].cached)
+			return known->sweep_at - 1;
 	return 0;
 }
 

@@ -9,8 +9,9 @@
  * `changes` of a page rises with each record that names it and with each CLEARED. A copy is good if
  * all records were taken after it and `changes` is what it was before: then the page stayed cached.
  *
- * The queue is bounded and in the order of the feed. When it is full, new pages are not queued:
- * they are counted, and copied when they are stored again.
+ * The queue is bounded and in the order of the feed. When it is full, new pages are not queued but
+ * counted. Once it is empty, a sweep over all pages finds those that are still cached. So a store
+ * that starts beside a warm pool copies all of it, however short its queue is.
  */
 
 #include <stdbool.h>
@@ -39,6 +40,7 @@ struct kvt_known {
 	struct kvt_queued *queue;
 	uint32_t queue_pages; /* room */
 	uint32_t queue_at, n_queued;
+	uint32_t sweep_at; /* next page of the sweep; info.n_pages: there is none */
 	uint64_t dropped; /* pages that found the queue full */
 };
 
@@ -51,8 +53,9 @@ int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record
 /** Forget all pages: a snapshot follows. */
 void kvt_known_forget(struct kvt_known *known);
 
-/** Take the next page to copy, which is cached and was not stored again. 0: none. */
-uint32_t kvt_known_next(struct kvt_known *known);
+/** Take the next page to copy, which is cached and was not stored again. 0: none. *ret_swept: the
+ * sweep found it, so it may have been copied long ago. */
+uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);

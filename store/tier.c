@@ -88,14 +88,16 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 {
 	struct kvt_copy copy = { .entry = 0 };
 	uint32_t there;
+	bool swept;
 
-	while ((copy.page = kvt_known_next(known)) != 0) {
-		copy.behind = place_of(tier, known, copy.page);
+	while ((copy.page = kvt_known_next(known, &swept)) != 0) {
+		copy.behind = swept ? entry_of(tier, known, known->pages[copy.page].parent)
+				    : place_of(tier, known, copy.page);
 		there = entry_of(tier, known, copy.page);
 		if (!there && !has_no_place(tier, known, copy.page, copy.behind))
 			break;
 		tier->full += !there;
-		if (there) {
+		if (there && !swept) {
 			kvt_index_touch(&tier->index, there, copy.behind);
 			tier->last = there;
 		}

@@ -187,14 +187,28 @@ TEST_WITH(what_is_behind_an_unknown_page_is_not_known, start, stop)
 		.type = KVT_FEED_NAMESPACE, .namespace_id = 1u << 24 }), -EPROTO);
 }
 
-TEST_WITH(a_full_queue_drops_the_newest_and_a_full_tier_the_end_of_the_oldest, start, stop)
+TEST_WITH(what_found_the_queue_full_is_copied_once_it_is_empty, start, stop)
+{
+	known.queue_pages = 2;
+	store_at(0, (const uint32_t[]){ 9, 3, 5, 4 }, 4, 100);
+	assert_int_equal(known.dropped, 2);
+	change(KVT_FEED_REMOVED, 4);
+	assert_int_equal(copy_all(), 3);
+	assert_true(find(100, 0) && find(100, 1) && find(100, 2) && !find(100, 3));
+	assert_int_equal(known.sweep_at, PAGES);
+	store_at(0, (const uint32_t[]){ 10, 11, 12 }, 3, 200); /* 12 takes the place of the end */
+	assert_int_equal(copy_all(), 3);
+	assert_true(find(200, 2) && find(100, 1) && !find(100, 2));
+}
+
+TEST_WITH(a_full_tier_drops_the_end_of_the_oldest_path, start, stop)
 {
 	const uint32_t pages[10] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 };
 
 	store_at(0, pages, 10, 100);
 	assert_int_equal(known.dropped, 2);
 	assert_int_equal(copy_all(), 5); /* no page for one behind it */
-	assert_int_equal(tier.full, 3);
+	assert_int_equal(tier.full, 3 + 5); /* and those that the sweep finds */
 	for (uint32_t i = 0; i < 10; i++)
 		assert_int_equal(find(100, i) != 0, i < 5);
 	store_at(0, (const uint32_t[]){ 11, 12 }, 2, 200);
