@@ -13,7 +13,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = pathlib.Path(os.environ.get("KVTRUNK_BUILD") or ROOT / "build").resolve()
 HEADERS = [f"kvtrunk_{part}.h" for part in
-           ("types", "client", "pool", "group", "operations", "sequences", "keys", "feed")]
+           ("types", "client", "pool", "group", "operations", "sequences", "keys", "feed",
+            "fetch")]
 NUMBER = re.compile(r"#define \w+ -?(0x)?[0-9a-f]+u?$", re.I)
 
 

@@ -22,8 +22,8 @@ by several threads; calls on one client wait for each other, so give threads tha
 Waits let other threads run. A forked child must connect itself.
 """
 from ._analyze import Analysis, PoolHits, analyze
-from ._client import (Client, Counters, Info, Match, Namespace, Request, Result, Lease, connect,
-                      version)
+from ._client import (Client, Counters, Fetched, Info, Match, Namespace, Request, Result, Lease,
+                      connect, version)
 from ._errors import (Again, Closed, ConnectionLost, DaemonUnreachable, Error, Forked,
                       GeometryMismatch, InvalidArgument, NoSpace, Overflow, PermissionDenied,
                       QuotaExceeded, Stale, Suspended, Timeout, TooLarge, Unsupported,
@@ -40,9 +40,9 @@ __version__ = version()
 
 __all__ = [
     "Again", "Analysis", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
-    "DaemonUnreachable", "Error", "Feed", "FeedRecord", "Forked", "Geometry", "GeometryMismatch",
-    "Info", "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace", "Overflow",
-    "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded", "Request", "Result", "Sequence",
-    "Stale", "Suspended", "Timeout", "TooLarge", "Unsupported", "VersionMismatch", "__version__",
-    "analyze", "bigram_keys", "connect", "image_hash", "image_keys", "progress", "version",
+    "DaemonUnreachable", "Error", "Feed", "FeedRecord", "Fetched", "Forked", "Geometry",
+    "GeometryMismatch", "Info", "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace",
+    "Overflow", "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded", "Request", "Result",
+    "Sequence", "Stale", "Suspended", "Timeout", "TooLarge", "Unsupported", "VersionMismatch",
+    "__version__", "analyze", "bigram_keys", "connect", "image_hash", "image_keys", "progress", "version",
 ]

@@ -163,6 +163,16 @@ class Match(NamedTuple):
     usable: int = 0
 
 
+class Fetched(NamedTuple):
+    """A store's answer to Namespace.fetch(): behind `cached` positions it loads `positions`, 0: none,
+    in about `expected` seconds."""
+
+    tag: int
+    cached: int
+    positions: int
+    expected: float
+
+
 @dataclasses.dataclass
 class Request:
     """One operation for Client.submit(): struct kvt_request. `op` by name ("match"), `tag` comes
@@ -354,6 +364,18 @@ class Namespace:
             client._check(lib.kvt_probe_root(client._open(), self._id, self._root_key, keys, n,
                                              out, matched))
         return Match(matched[0], Handle(out.node, out.generation, out.positions))
+
+    def fetch(self, tokens: Tokens, tag: int = 0) -> bool:
+        """Have a store (kvtstored) load what the pool lacks of a prompt, as soon as a request
+        arrives. Waits for nothing but a new connection's first message. False: it was not asked,
+        because there is none, or nothing worth it is missing. Else Client.fetched() gives one
+        answer with `tag`. begin() asks by itself."""
+        keys, n = keys_of(tokens)
+        request = self._request(lib.KVT_OP_BEGIN, keys, n)
+        request.user_data = tag
+        client = self._client
+        with client._lock:
+            return bool(client._check(lib.kvt_fetch(client._open(), request)))
 
     def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
                ttl: Optional[float] = None) -> list[tuple[int, int]]:
@@ -845,6 +867,14 @@ class Client:
         time. PermissionDenied: the daemon shows no keys; Unsupported: it has no feed."""
         return Feed(self)
 
+    def fetched(self) -> Optional[Fetched]:
+        """Take one answer to Namespace.fetch(), without waiting. None: none has come."""
+        out = ffi.new("struct kvt_fetched *")
+        with self._lock:
+            if not self._check(lib.kvt_fetch_poll(self._open(), out)):
+                return None
+        return Fetched(out.user_data, out.cached, out.positions, out.expected_us * 1e-6)
+
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a
         scheduler's step, with some slack. The daemon spins meanwhile, 50 ms at most. 0: not
@@ -1052,7 +1082,9 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
             connect_wait: Optional[float] = None, spin: Optional[float] = None,
             sq_entries: int = 0, cq_entries: int = 0, keys_count: int = 0, list_count: int = 0,
             group: Optional[bytes] = None, rank: int = 0, mirror: bool = False,
-            sides: Optional[Iterable[int]] = None) -> Client:
+            sides: Optional[Iterable[int]] = None,
+            store: Union[str, os.PathLike[str], None] = None,
+            fetch_wait: Optional[float] = None) -> Client:
     """Connect to a daemon and open a session.
 
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
@@ -1064,7 +1096,9 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
     256 Ki words). group, rank: join that group (Client.group()). mirror: the group of this session
     gets one (Client.mirror_write()). sides: must be the daemon's, as its option: of each kind of side
-    pages how many of the last pages of a prefix need one; () if you attach none.
+    pages how many of the last pages of a prefix need one; () if you attach none. store: socket of a
+    kvtstored; default: that beside the daemon's, if it is there; "": none. fetch_wait: how long a begin
+    waits for its answer (0.005; 0: it does not ask).
 
     Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
     Timeout.
@@ -1094,12 +1128,15 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
         token = _group_token(group)
         keep.append(token)
         options.group = token
+    if store is not None:
+        options.store_path = text(os.fspath(store))
     options.rank = rank
     options.sq_entries, options.cq_entries = sq_entries, cq_entries
     options.keys_count, options.list_count = keys_count, list_count
     options.timeout_ns, options.resume_ns = _ns(timeout), _ns(resume)
     options.begin_wait_ns = -1 if begin_wait == 0 else _ns(begin_wait)
     options.connect_wait_ns = -1 if connect_wait == 0 else _ns(connect_wait)
+    options.fetch_wait_ns = -1 if fetch_wait == 0 else _ns(fetch_wait)
     options.spin_budget_ns = _ns(spin)
     options.flags = ((lib.KVT_HELLO_OBSERVE if observe else 0) |
                      (lib.KVT_ANY_GEOMETRY if any_geometry else 0) |
