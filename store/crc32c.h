@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_CRC32C_H
+#define KVT_STORE_CRC32C_H
+
+/**
+ * @file crc32c.h
+ * CRC-32C (Castagnoli), by the processor's instruction where it has one.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** The checksum of bytes behind others that have `crc`; 0: none are in front. */
+uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n);
+/** The same without the instruction. */
+uint32_t kvt_crc32c_portable(uint32_t crc, const void *bytes, size_t n);
+
+#endif
