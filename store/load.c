@@ -3,9 +3,12 @@
  * Loads: pages of the tier become pages of the pool. Inputs: a FETCH, and what the feed told of its
  * anchor.
  *
- * Invariants: the entries of a load are pinned until its end. Only private pages of its own
- * sequence are written: those of the table from kvt_seq_next() on. A load ends at its first error:
- * what was committed stays, and waiters compute the rest.
+ * Invariants: a page that is in memory is pinned until it is copied. Only private pages of a load's
+ * own sequence are written: those of the table from kvt_seq_next() on. A load ends at its first
+ * error: what was committed stays, and waiters compute the rest.
+ *
+ * Pages of the tiers below are read ahead, in the order of loads. While the oldest load waits for
+ * one, later loads continue.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,17 +20,26 @@
 #include "store/store.h"
 
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
+#define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
+
+struct kvt_load_page {
+	struct kvt_chain name;
+	uint32_t entry; /* pinned; 0: it is not in memory yet, or was copied */
+};
 
 struct kvt_load {
 	struct kvt_load *next;
 	struct kvt_seq *seq;
 	uint32_t namespace_id;
 	uint32_t anchor;    /* page in front of the first one, 0: none */
-	uint32_t first;     /* page of the path that the first entry is for */
+	uint32_t first;     /* page of the path that pages[0] is for */
 	uint32_t at;        /* next page of the path */
+	uint32_t ahead;     /* pages of the path that are in memory or were asked for */
 	uint32_t committed; /* pages of the path */
-	uint32_t n_entries;
-	uint32_t entries[];
+	uint32_t behind;    /* entry of the page that was copied last */
+	uint64_t waits_ns;  /* since when for a page, 0: it does not wait */
+	uint32_t n_pages;
+	struct kvt_load_page pages[];
 };
 
 static uint64_t now_ns(void)
@@ -38,27 +50,31 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Pin the leading pages of `keys` that the tier has, at most `most`. Returns their number. */
-static uint32_t pin_found(struct kvt_store *store, struct kvt_chain chain, const uint32_t *keys,
-			  uint32_t most, uint32_t *ret_entries)
+/* Find the leading pages of `keys` that there are, at most `most`, and pin those in memory. Returns
+ * their number. */
+static uint32_t find_pages(struct kvt_store *store, struct kvt_chain chain, const uint32_t *keys,
+			   uint32_t most, struct kvt_load_page *ret_pages)
 {
 	uint32_t page_size = store->known.info.page_size, n;
 
 	for (n = 0; n < most; n++) {
 		kvt_chain_next(&chain, keys + (uint64_t)n * page_size, page_size, &chain);
-		ret_entries[n] = kvt_index_find(&store->tier.index, &chain);
-		if (!ret_entries[n])
+		if (!kvt_tier_has(&store->tier, &chain))
 			break;
-		kvt_index_pin(&store->tier.index, ret_entries[n]);
+		ret_pages[n].name = chain;
+		ret_pages[n].entry = kvt_index_find(&store->tier.index, &chain);
+		if (ret_pages[n].entry)
+			kvt_index_pin(&store->tier.index, ret_pages[n].entry);
 	}
 	return n;
 }
 
 /* Unpin from the last page: then pages in front are younger than those behind them. */
-static void unpin(struct kvt_store *store, const uint32_t *entries, uint32_t n)
+static void unpin(struct kvt_store *store, struct kvt_load *load)
 {
-	while (n > 0)
-		kvt_index_unpin(&store->tier.index, entries[--n]);
+	for (uint32_t n = load->n_pages; n-- > 0; load->pages[n].entry = 0)
+		if (load->pages[n].entry)
+			kvt_index_unpin(&store->tier.index, load->pages[n].entry);
 }
 
 /* The digest in front of the keys. False: the anchor is not known as cached. */
@@ -85,7 +101,7 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 	if (!chain_of_anchor(store, ask, &chain))
 		return false;
 	kvt_chain_next(&chain, keys, store->known.info.page_size, &chain);
-	return kvt_index_find(&store->tier.index, &chain) != 0;
+	return kvt_tier_has(&store->tier, &chain);
 }
 
 /* Check that a BEGIN is behind the anchor and that no other lease computes its pages. */
@@ -103,7 +119,7 @@ static bool begun_well(const struct kvt_store *store, const struct kvt_store_fet
 static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		    const uint32_t *keys, struct kvt_load *load)
 {
-	uint32_t n_keys = load->n_entries * store->known.info.page_size;
+	uint32_t n_keys = load->n_pages * store->known.info.page_size;
 	uint32_t n_positions = ask->positions + n_keys;
 	struct kvt_request begin = {
 		.op = KVT_OP_BEGIN,
@@ -127,7 +143,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		return rc;
 	}
 	good = begun_well(store, ask, &begun, n_positions);
-	load->at = load->committed = begun.reusable / store->known.info.page_size;
+	load->at = load->ahead = load->committed = begun.reusable / store->known.info.page_size;
 	rc = kvt_seq_adopt(store->client, &begun, n_positions, &load->seq);
 	if (rc != 0) {
 		kvt_result_release(store->client, &begun);
@@ -142,7 +158,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 
 static uint32_t pages_left(const struct kvt_load *load)
 {
-	return load->first + load->n_entries - load->at;
+	return load->first + load->n_pages - load->at;
 }
 
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
@@ -158,16 +174,16 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	if ((uint64_t)most * page_size < store->options.min_positions ||
 	    !chain_of_anchor(store, ask, &chain))
 		return 0;
-	load = calloc(1, sizeof(*load) + most * sizeof(*load->entries));
+	load = calloc(1, sizeof(*load) + most * sizeof(*load->pages));
 	if (!load)
 		return 0;
 	load->first = ask->positions / page_size;
 	load->anchor = ask->anchor;
-	load->n_entries = pin_found(store, chain, keys, most, load->entries);
-	if (load->n_entries == 0 ||
-	    (uint64_t)load->n_entries * page_size < store->options.min_positions ||
+	load->n_pages = find_pages(store, chain, keys, most, load->pages);
+	if (load->n_pages == 0 ||
+	    (uint64_t)load->n_pages * page_size < store->options.min_positions ||
 	    announce(store, ask, keys, load) != 0) {
-		unpin(store, load->entries, load->n_entries);
+		unpin(store, load);
 		free(load);
 		return 0;
 	}
@@ -175,25 +191,26 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	loads->last = load;
 	loads->n_pages += pages_left(load);
 	loads->begun++;
-	return load->n_entries * page_size;
+	return load->n_pages * page_size;
 }
 
-/* End the oldest load. */
-static void end_first(struct kvt_store *store)
+static void end(struct kvt_store *store, struct kvt_load *load)
 {
 	struct kvt_loads *loads = &store->loads;
-	struct kvt_load *load = loads->first;
+	struct kvt_load **at = &loads->first, *before = NULL;
 
-	loads->first = load->next;
-	if (!loads->first)
-		loads->last = NULL;
+	for (; *at != load; at = &(*at)->next)
+		before = *at;
+	*at = load->next;
+	if (loads->last == load)
+		loads->last = before;
 	loads->n_pages -= pages_left(load);
 	loads->ended++;
 	loads->cut += pages_left(load) > 0;
 	kvt_seq_end(load->seq, 0, NULL, 0, KVT_IDLE, 0);
 	/* -EBUSY: another load is in it, and closes it. */
 	kvt_namespace_close(store->client, load->namespace_id);
-	unpin(store, load->entries, load->n_entries);
+	unpin(store, load);
 	kvt_tier_touch(&store->tier, &store->known, load->anchor);
 	free(load);
 }
@@ -207,8 +224,8 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 	if (rc != 0)
 		return rc;
 	at = kvt_seq_next(load->seq) / page_size;
-	if (at > load->first + load->n_entries)
-		at = load->first + load->n_entries;
+	if (at > load->first + load->n_pages)
+		at = load->first + load->n_pages;
 	if (at > load->at) {
 		store->loads.n_pages -= at - load->at;
 		load->at = at;
@@ -217,37 +234,100 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 	return 0;
 }
 
+/* Have pages behind the next one read, as far as there is room. */
+static void read_ahead(struct kvt_store *store, struct kvt_load *load)
+{
+	uint32_t end_at = load->first + load->n_pages;
+
+	if (load->ahead <= load->at)
+		load->ahead = load->at + 1;
+	for (; load->ahead < end_at && load->ahead - load->at < AHEAD_PAGES; load->ahead++) {
+		const struct kvt_load_page *page = &load->pages[load->ahead - load->first];
+
+		if (!page->entry && kvt_tier_bring(&store->tier, &page->name) == -EAGAIN)
+			return;
+	}
+}
+
+/* Get the next page into memory and pin it. Returns 1: it is there; 0: not yet. -ENOENT: it was
+ * lost. */
+static int bring(struct kvt_store *store, struct kvt_load *load)
+{
+	struct kvt_load_page *page = &load->pages[load->at - load->first];
+	int64_t entry = page->entry ? page->entry : kvt_tier_bring(&store->tier, &page->name);
+
+	if (entry == -ENOENT)
+		return -ENOENT;
+	if (entry > 0 && !page->entry) {
+		kvt_index_pin(&store->tier.index, (uint32_t)entry);
+		page->entry = (uint32_t)entry;
+	}
+	read_ahead(store, load);
+	return entry > 0;
+}
+
+/* Copy the next page, which is in memory, into the pool. */
+static void copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
+{
+	struct kvt_load_page *page = &load->pages[load->at - load->first];
+
+	kvt_slabs_write(&store->slabs, to_page, kvt_tier_record(&store->tier, page->entry));
+	kvt_index_unpin(&store->tier.index, page->entry);
+	kvt_index_touch(&store->tier.index, page->entry, load->behind);
+	load->behind = page->entry;
+	page->entry = 0;
+	load->at++;
+	store->loads.n_pages--;
+	store->loads.loaded++;
+}
+
+/* Copy a page of a load, or end it. False: its page is on the way. */
+static bool advance(struct kvt_store *store, struct kvt_load *load)
+{
+	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size, n_pages;
+	const uint32_t *pages = kvt_seq_pages(load->seq, &n_pages);
+	uint64_t begun_ns = now_ns();
+	bool wanted = load->at < n_pages && pages_left(load) > 0;
+	int there = wanted ? bring(store, load) : 0, rc = 0;
+
+	if (wanted && there == 0) {
+		load->waits_ns = load->waits_ns ? load->waits_ns : begun_ns;
+		return false;
+	}
+	if (there == 1)
+		copy(store, load, pages[load->at]);
+	if (pages_left(load) == 0 || load->at - load->committed >= (chunk ? chunk : 1) ||
+	    (there < 0 && load->at > load->committed))
+		rc = commit(store, load);
+	/* A mean over about eight pages. */
+	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;
+	load->waits_ns = 0;
+	store->loads.page_ns += (now_ns() - begun_ns) / 8 - store->loads.page_ns / 8;
+	if (rc != 0 || there < 0 || pages_left(load) == 0)
+		end(store, load);
+	return true;
+}
+
 bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
-	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size, n_pages;
-	uint64_t begun_ns = now_ns();
-	const uint32_t *pages;
-	int rc = 0;
 
-	if (!load)
-		return false;
-	pages = kvt_seq_pages(load->seq, &n_pages);
-	if (load->at < n_pages && pages_left(load) > 0) {
-		uint32_t entry = load->entries[load->at - load->first];
+	while (load) {
+		struct kvt_load *next = load->next;
 
-		kvt_slabs_write(&store->slabs, pages[load->at],
-				kvt_tier_record(&store->tier, entry));
-		load->at++;
-		store->loads.n_pages--;
-		store->loads.loaded++;
+		if (advance(store, load))
+			return true;
+		load = next;
 	}
-	if (pages_left(load) == 0 || load->at - load->committed >= (chunk ? chunk : 1))
-		rc = commit(store, load);
-	/* A mean over about eight pages. */
-	store->loads.page_ns += (now_ns() - begun_ns) / 8 - store->loads.page_ns / 8;
-	if (rc != 0 || pages_left(load) == 0)
-		end_first(store);
+	/* With nothing on its way, loads wait for what the pages of each other occupy. */
+	if (!store->loads.first || store->tier.n_coming)
+		return false;
+	end(store, store->loads.first);
 	return true;
 }
 
 void kvt_loads_end(struct kvt_store *store)
 {
 	while (store->loads.first)
-		end_first(store);
+		end(store, store->loads.first);
 }

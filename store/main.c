@@ -5,9 +5,9 @@
  * kvtstored: keeps copies of what a kvtrunkd caches in memory of its own, and loads them back when
  * a client lacks them.
  *
- * One thread. A turn serves peers first, then takes the feed, then loads a page and copies a page.
- * So a FETCH waits for two pages at most. Without work it sleeps, and polls the feed: 1 ms after
- * records came, doubling to 20 ms.
+ * One thread. A turn serves peers first, then takes what tiers below the memory have read and the
+ * feed, then loads a page and copies a page. So a FETCH waits for two pages at most. Without work
+ * it sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -185,6 +185,7 @@ static int serve_until_stopped(struct kvt_server *server)
 	while (!stopping) {
 		bool served = kvt_server_turn(server, busy ? 0 : wait_ms);
 
+		served |= kvt_tier_arrivals(&store->tier);
 		if (!store->client) {
 			if (reconnect(server) == -EINVAL)
 				return EXIT_FAILURE;

@@ -73,6 +73,18 @@ static int share_like_daemon(const struct kvt_server *server)
 	return chmod(server->path, daemon.st_mode & 0777) == 0 ? 0 : -errno;
 }
 
+/* Wake up for what tiers below the memory have read; kvt_tier_arrivals() takes it. */
+static int watch_below(struct kvt_server *server)
+{
+	const struct kvt_tier *tier = &server->store->tier;
+	struct epoll_event event = { .events = EPOLLIN, .data.ptr = server };
+
+	for (uint32_t i = 0; i < tier->n_below; i++)
+		if (epoll_ctl(server->epoll, EPOLL_CTL_ADD, tier->below[i].fd, &event) != 0)
+			return -errno;
+	return 0;
+}
+
 static int listen_at(struct kvt_server *server)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -96,7 +108,7 @@ static int listen_at(struct kvt_server *server)
 	if (rc == 0 && (listen(server->listener, BACKLOG) != 0 ||
 			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listener, &event) != 0))
 		rc = -errno;
-	return rc;
+	return rc == 0 ? watch_below(server) : rc;
 }
 
 int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
@@ -333,10 +345,10 @@ bool kvt_server_turn(struct kvt_server *server, int wait_ms)
 	int n = epoll_wait(server->epoll, events, EVENTS, wait_ms);
 
 	for (int i = 0; i < n; i++) {
-		if (events[i].data.ptr)
-			serve(server, events[i].data.ptr);
-		else
+		if (!events[i].data.ptr)
 			accept_one(server);
+		else if (events[i].data.ptr != server)
+			serve(server, events[i].data.ptr);
 	}
 	return n > 0;
 }

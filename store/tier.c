@@ -2,6 +2,7 @@
 #include "store/tier.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "shm/assert.h"
@@ -45,6 +46,91 @@ uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry)
 	return tier->ram + (entry - 1) * tier->record_bytes;
 }
 
+/* ---- from below */
+
+bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	bool has = kvt_index_find(&tier->index, page) != 0;
+
+	for (uint32_t i = 0; i < tier->n_below && !has; i++)
+		has = tier->below[i].has(tier->below[i].self, page);
+	return has;
+}
+
+static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	for (uint32_t i = 0; i < tier->n_coming; i++)
+		if (memcmp(tier->coming[i].page.digest, page->digest, KVT_CHAIN_KEY_BYTES) == 0)
+			return true;
+	return false;
+}
+
+/* Begin to read a page into an entry, from the nearest tier that has it. */
+static int read_below(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t entry)
+{
+	int rc = -ENOENT;
+
+	for (uint32_t i = 0; i < tier->n_below && rc == -ENOENT; i++)
+		if (tier->below[i].has(tier->below[i].self, page))
+			rc = tier->below[i].read(tier->below[i].self, page, entry);
+	return rc;
+}
+
+int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	/* Not all of a small memory: what arrives must stay until it is used. */
+	uint32_t most = tier->index.n_entries / 4, entry = kvt_index_find(&tier->index, page);
+	int rc;
+
+	if (entry || is_coming(tier, page))
+		return entry;
+	if (!kvt_tier_has(tier, page))
+		return -ENOENT;
+	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
+		return -EAGAIN;
+	entry = kvt_index_take(&tier->index);
+	if (!entry)
+		return -EAGAIN; /* all are pinned or coming */
+	rc = read_below(tier, page, entry);
+	if (rc == 0)
+		tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry };
+	else
+		kvt_index_drop(&tier->index, entry);
+	return rc;
+}
+
+static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
+{
+	struct kvt_coming came;
+	uint32_t i = 0;
+
+	while (i < tier->n_coming && tier->coming[i].entry != entry)
+		i++;
+	KVT_ASSERT(i < tier->n_coming);
+	came = tier->coming[i];
+	tier->coming[i] = tier->coming[--tier->n_coming];
+	/* It may have been copied from the pool meanwhile. */
+	if (good && !kvt_index_find(&tier->index, &came.page))
+		kvt_index_publish(&tier->index, entry, &came.page, 0);
+	else
+		kvt_index_drop(&tier->index, entry);
+	tier->brought += good;
+	tier->lost += !good;
+}
+
+bool kvt_tier_arrivals(struct kvt_tier *tier)
+{
+	uint32_t entry, n = 0;
+	bool good;
+
+	for (uint32_t i = 0; i < tier->n_below; i++)
+		for (; tier->below[i].arrived(tier->below[i].self, &entry, &good); n++)
+			arrive(tier, entry, good);
+	return n > 0;
+}
+
+/* ---- the order */
+
 /* The entry of a cached page, 0: it is not here. */
 static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
@@ -74,6 +160,8 @@ static uint32_t place_of(struct kvt_tier *tier, const struct kvt_known *known, u
 		kvt_tier_touch(tier, known, parent);
 	return entry;
 }
+
+/* ---- copies */
 
 /* True if the tier is full, and a copy would cost the page in front of it, or that is not here. */
 static bool has_no_place(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,

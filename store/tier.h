@@ -12,14 +12,27 @@
  *     kvt_copy_end()     the page was in none of them: let the entry be found; else drop it
  *
  * So a slow store delays no eviction. A page that was evicted during the copy costs the copy.
+ *
+ * Pages of the tiers below come into memory by kvt_tier_bring(), each into a private entry that is
+ * found once its bytes are there.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/below.h"
 #include "store/index.h"
 #include "store/known.h"
 #include "store/slabs.h"
+
+#define KVT_BELOW_MOST 4u
+#define KVT_COMING_MOST 64u
+
+/* A page on its way into memory. */
+struct kvt_coming {
+	struct kvt_chain page;
+	uint32_t entry;
+};
 
 struct kvt_tier {
 	struct kvt_index index;
@@ -28,6 +41,11 @@ struct kvt_tier {
 	uint64_t record_bytes;
 	uint32_t last; /* entry that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
+	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
+	uint32_t n_below;
+	struct kvt_coming coming[KVT_COMING_MOST];
+	uint32_t n_coming;
+	uint64_t brought, lost; /* reads from below: good, bad */
 };
 
 struct kvt_copy {
@@ -43,6 +61,14 @@ int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_byt
 void kvt_tier_destroy(struct kvt_tier *tier);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
+
+/** Return true if a page is here or below. */
+bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page);
+/** Get a page into memory. Returns its entry; 0: it is on its way. -EAGAIN: no room for it now.
+ * -ENOENT: no tier has it. */
+int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page);
+/** Let pages that arrived from below be found. Returns true if there were any. */
+bool kvt_tier_arrivals(struct kvt_tier *tier);
 
 /** Make a cached page and all in front of it the youngest, as far as they are here. */
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);

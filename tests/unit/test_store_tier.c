@@ -250,3 +250,114 @@ TEST_WITH(pinned_pages_stay, start, stop)
 	for (uint32_t i = 0; i < 6; i++)
 		assert_int_equal(find(100, i) != 0, i != 0);
 }
+
+/* ---- a tier below, with pages whose names begin with a small number */
+
+static uint32_t below_pages, reads[8], n_reads, n_ended;
+static bool read_good;
+
+static bool below_has(void *self, const struct kvt_chain *page)
+{
+	return self == reads && page->digest[0] < below_pages;
+}
+
+static int below_read(void *self, const struct kvt_chain *page, uint32_t entry)
+{
+	if (n_reads - n_ended == 2)
+		return -EAGAIN;
+	memset(kvt_tier_record(&tier, entry), page->digest[0], 2 * BYTES);
+	reads[n_reads++] = entry;
+	return 0;
+}
+
+static bool below_arrived(void *self, uint32_t *ret_entry, bool *ret_good)
+{
+	if (n_ended == n_reads)
+		return false;
+	*ret_entry = reads[n_ended++];
+	*ret_good = read_good;
+	return true;
+}
+
+static int start_below(void **state)
+{
+	start(state);
+	below_pages = 6;
+	n_reads = n_ended = 0;
+	read_good = true;
+	kvt_tier_destroy(&tier);
+	assert_int_equal(kvt_tier_init(&tier, 12 * 2 * BYTES, 2 * BYTES), 0);
+	tier.below[0] = (struct kvt_below){ .self = reads, .fd = -1, .has = below_has,
+					    .read = below_read, .arrived = below_arrived };
+	tier.n_below = 1;
+	return 0;
+}
+
+static struct kvt_chain below_page(uint8_t i)
+{
+	return (struct kvt_chain){ { i } };
+}
+
+TEST_WITH(a_page_from_below_is_found_once_it_arrived, start_below, stop)
+{
+	struct kvt_chain page = below_page(1), other = below_page(6);
+	int64_t entry;
+
+	assert_true(kvt_tier_has(&tier, &page));
+	assert_false(kvt_tier_has(&tier, &other));
+	assert_int_equal(kvt_tier_bring(&tier, &other), -ENOENT);
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0); /* one read */
+	assert_int_equal(n_reads, 1);
+	assert_int_equal(kvt_index_find(&tier.index, &page), 0);
+	assert_true(kvt_tier_arrivals(&tier));
+	assert_false(kvt_tier_arrivals(&tier));
+	entry = kvt_tier_bring(&tier, &page);
+	assert_true(entry > 0);
+	assert_int_equal(*kvt_tier_record(&tier, (uint32_t)entry), 1);
+	assert_int_equal(tier.brought, 1);
+}
+
+TEST_WITH(a_read_that_fails_leaves_no_page, start_below, stop)
+{
+	struct kvt_chain page = below_page(1);
+
+	read_good = false;
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0);
+	below_pages = 0;
+	assert_true(kvt_tier_arrivals(&tier));
+	assert_int_equal(tier.lost, 1);
+	assert_int_equal(kvt_tier_bring(&tier, &page), -ENOENT);
+	assert_int_equal(tier.index.n_found, 0);
+	assert_int_equal(tier.n_coming, 0);
+}
+
+TEST_WITH(reads_from_below_are_bounded, start_below, stop)
+{
+	struct kvt_chain pages[6];
+
+	for (uint8_t i = 0; i < 6; i++)
+		pages[i] = below_page(i);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[0]), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[1]), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[2]), -EAGAIN); /* by the tier below */
+	assert_true(kvt_tier_arrivals(&tier));
+	for (uint32_t entry; (entry = kvt_index_take(&tier.index)) != 0;)
+		tier.full++; /* all are taken: no record to read into */
+	assert_int_equal(tier.full, 12);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[3]), -EAGAIN);
+}
+
+TEST_WITH(a_page_that_was_copied_while_it_was_read_is_there_once, start_below, stop)
+{
+	struct kvt_chain page;
+
+	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
+	page = *kvt_known_name(&known, 3);
+	below_pages = 256;
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0);
+	assert_int_equal(copy_all(), 1);
+	assert_true(kvt_tier_arrivals(&tier));
+	assert_int_equal(tier.index.n_found, 1);
+	assert_int_equal(kvt_tier_bring(&tier, &page), find(100, 0));
+}

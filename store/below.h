@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_BELOW_H
+#define KVT_STORE_BELOW_H
+
+/**
+ * @file below.h
+ * A tier below the memory: a file, or another host. Loads read from it into records of the memory.
+ *
+ *     has()      a load promises the page
+ *     read()     the page is to be brought into the record of a private entry
+ *     arrived()  ends each read(), in any order
+ *
+ * No function waits. Between read() and arrived() the record belongs to the tier below. A tier that
+ * fails still ends its reads, as bad ones, once nothing can write to their records.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/chain.h"
+
+struct kvt_below {
+	void *self;
+	int fd; /* readable when arrived() has something; the same for the tier's whole life */
+	/* Return true if it has a page, as far as it can tell without waiting. */
+	bool (*has)(void *self, const struct kvt_chain *page);
+	/* -ENOENT: it has not. -EAGAIN: too many are on their way; never if there is none. */
+	int (*read)(void *self, const struct kvt_chain *page, uint32_t entry);
+	/* Return true if a read has ended. It checked that the bytes are the page's. */
+	bool (*arrived)(void *self, uint32_t *ret_entry, bool *ret_good);
+};
+
+#endif
