@@ -46,8 +46,9 @@ struct kvt_fetched {
  * Errors: -EINVAL the namespace is not open here; -ENOMEM; -ECONNRESET. */
 int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin);
 
-/** Take one answer. Returns 1; 0: none has come. Never waits. If the store is gone, what it owes is
- * answered with 0 positions. Errors: -ECONNRESET and the like: the daemon is gone. */
+/** Take one answer. Returns 1; 0: none has come. Never waits. Answered with 0 positions: what is
+ * open longer than options->fetch_wait_ns, and what a store that is gone owes. Errors: -ECONNRESET
+ * and the like: the daemon is gone. */
 int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched);
 
 #pragma GCC visibility pop

@@ -4,7 +4,7 @@
  * BEGIN, and what the store sends, which is checked before use.
  *
  * Invariants: no call waits for a store longer than wait_ns. Keys stay in the key area until their
- * answer. A store that is gone answers all with 0; one that missed three answers in a row, or could
+ * answer. A store that is gone answers all with 0. One that missed three answers in a row, or could
  * not be reached, is left alone for a second.
  */
 #include "libclient/fetch.h"
@@ -33,7 +33,7 @@ enum ask_state {
 	ASK_FREE = 0,
 	ASK_OPEN,      /* asked */
 	ASK_ANSWERED,  /* kvt_fetch_poll() takes it */
-	ASK_ABANDONED, /* asked, and waited for in vain: drop its answer */
+	ASK_ABANDONED, /* its time is over: drop its answer */
 };
 
 struct ask {
@@ -41,6 +41,7 @@ struct ask {
 	uint32_t generation;
 	struct kvt_extent extent;
 	struct kvt_fetched fetched;
+	int64_t due_ns; /* until when it may be answered */
 };
 
 struct kvt_store_end {
@@ -228,6 +229,13 @@ static void missed(struct kvt_store_end *end)
 	end->quiet_until_ns = kvt_client_now_ns() + QUIET_NS;
 }
 
+/* Stop waiting for an answer. */
+static void abandon(struct kvt_store_end *end, struct ask *ask)
+{
+	ask->state = ASK_ABANDONED;
+	missed(end);
+}
+
 /* ---- asking */
 
 /* Be connected and welcomed. False: there is no store, or not now. */
@@ -327,6 +335,7 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 		return 0;
 	}
 	ask->state = ASK_OPEN;
+	ask->due_ns = until_ns;
 	ask->fetched = (struct kvt_fetched){ .user_data = begin->user_data, .cached = cached };
 	*ret_ask = ask;
 	return 1;
@@ -348,15 +357,22 @@ int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
 	KVT_KEEP_ERRNO;
 	struct kvt_store_end *end = client->store;
 	int rc = kvt_client_usable(client);
+	int64_t now_ns;
 
 	if (rc != 0 || !end)
 		return rc;
 	receive_all(client, end);
+	now_ns = kvt_client_now_ns();
 	for (uint32_t i = 0; i < KVT_STORE_OPEN; i++) {
-		if (end->asks[i].state != ASK_ANSWERED)
+		struct ask *ask = &end->asks[i];
+
+		if (ask->state == ASK_OPEN && now_ns > ask->due_ns)
+			abandon(end, ask);
+		else if (ask->state == ASK_ANSWERED)
+			ask->state = ASK_FREE;
+		else
 			continue;
-		*ret_fetched = end->asks[i].fetched;
-		end->asks[i].state = ASK_FREE;
+		*ret_fetched = ask->fetched;
 		return 1;
 	}
 	return 0;
@@ -380,8 +396,7 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 		receive_all(client, end);
 	while (ask->state == ASK_OPEN && wait_for_message(end, until_ns));
 	if (ask->state != ASK_ANSWERED) {
-		ask->state = ASK_ABANDONED;
-		missed(end);
+		abandon(end, ask);
 		return 0;
 	}
 	ask->state = ASK_FREE;

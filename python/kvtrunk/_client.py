@@ -868,7 +868,8 @@ class Client:
         return Feed(self)
 
     def fetched(self) -> Optional[Fetched]:
-        """Take one answer to Namespace.fetch(), without waiting. None: none has come."""
+        """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
+        than connect()'s fetch_wait is answered with 0 positions."""
         out = ffi.new("struct kvt_fetched *")
         with self._lock:
             if not self._check(lib.kvt_fetch_poll(self._open(), out)):
@@ -1097,8 +1098,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     256 Ki words). group, rank: join that group (Client.group()). mirror: the group of this session
     gets one (Client.mirror_write()). sides: must be the daemon's, as its option: of each kind of side
     pages how many of the last pages of a prefix need one; () if you attach none. store: socket of a
-    kvtstored; default: that beside the daemon's, if it is there; "": none. fetch_wait: how long a begin
-    waits for its answer (0.005; 0: it does not ask).
+    kvtstored; default: that beside the daemon's, if it is there; "": none. fetch_wait: how long its
+    answer may take (0.005; 0: a begin does not ask).
 
     Raises DaemonUnreachable, GeometryMismatch, PermissionDenied, VersionMismatch, QuotaExceeded,
     Timeout.

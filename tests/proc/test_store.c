@@ -373,6 +373,32 @@ TEST_WITH(a_scheduler_fetches_when_a_request_arrives, start, stop)
 	kvt_test_equal(kvt_fetch(worker, &begin), -EINVAL);
 }
 
+TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
+{
+	uint32_t keys[N];
+	struct kvt_request begin = begin_of(keys, N);
+	struct kvt_fetched answer;
+
+	kvt_client_close(worker, KVT_IDLE);
+	connect_with(50000000);
+	kvt_test_keys(keys, N, 18);
+	while (kvt_fetch(worker, &begin) != 1) /* until it is connected */
+		kvt_test_store_status(&peer);
+	fetched();
+	kvt_test_store_status(&peer); /* its answer has come, if late */
+	kvt_test_freeze(store.pid);
+	for (uint32_t i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_fetch(worker, &begin), 1);
+		while (kvt_fetch_poll(worker, &answer) == 0)
+			;
+		kvt_test_equal(answer.positions, 0);
+	}
+	kvt_test_equal(kvt_fetch(worker, &begin), 0);
+	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_store_status(&peer);
+	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0); /* late answers are dropped */
+}
+
 TEST_WITH(many_fetches_at_once_are_all_answered, start, stop)
 {
 	static uint32_t keys[80][128];
