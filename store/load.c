@@ -77,7 +77,7 @@ static void unpin(struct kvt_store *store, struct kvt_load *load)
 			kvt_index_unpin(&store->tier.index, load->pages[n].entry);
 }
 
-/* The digest in front of the keys. False: the anchor is not known as cached. */
+/* The digest in front of the keys. False: the anchor is not known as cached, or not yet. */
 static bool chain_of_anchor(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 			    struct kvt_chain *ret_chain)
 {
@@ -87,7 +87,7 @@ static bool chain_of_anchor(const struct kvt_store *store, const struct kvt_stor
 		kvt_chain_root(&store->known.info, ask->namespace_digest, ask->root_key, ret_chain);
 		return true;
 	}
-	if (!name || ask->positions % store->known.info.page_size != 0)
+	if (!name || !store->current || ask->positions % store->known.info.page_size != 0)
 		return false;
 	*ret_chain = *name;
 	return true;
@@ -104,15 +104,25 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 	return kvt_tier_has(&store->tier, &chain);
 }
 
-/* Check that a BEGIN is behind the anchor and that no other lease computes its pages. */
-static bool begun_well(const struct kvt_store *store, const struct kvt_store_fetch *ask,
-		       const struct kvt_result *begun, uint32_t n_positions)
+static uint32_t changes_of(const struct kvt_store *store, uint32_t page)
+{
+	return kvt_known_name(&store->known, page) ? store->known.pages[page].changes : 0;
+}
+
+/* Check that a BEGIN is behind the anchor and that no other lease computes its pages. The lease
+ * locks the anchor: if it did not change until now, its name was that of the keys in front. */
+static bool begun_well(struct kvt_store *store, const struct kvt_store_fetch *ask,
+		       const struct kvt_result *begun, uint32_t n_positions, uint32_t changes)
 {
 	uint32_t anchor_at = ask->positions / store->known.info.page_size;
 
-	return begun->announced == 0 && begun->reusable < n_positions &&
-	       begun->reusable >= ask->positions && begun->n_pages >= anchor_at &&
-	       (anchor_at == 0 || begun->pages[anchor_at - 1] == ask->anchor);
+	if (begun->announced > 0 || begun->reusable >= n_positions ||
+	    begun->reusable < ask->positions || begun->n_pages < anchor_at)
+		return false;
+	if (anchor_at == 0)
+		return true;
+	return begun->pages[anchor_at - 1] == ask->anchor && kvt_store_follow(store) >= 0 &&
+	       store->current && changes_of(store, ask->anchor) == changes;
 }
 
 /* Announce n pages behind the anchor. */
@@ -129,6 +139,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		.handle = { ask->node, ask->generation, ask->positions },
 		.root_key = ask->positions ? 0 : ask->root_key,
 	};
+	uint32_t changes = changes_of(store, ask->anchor);
 	struct kvt_result begun;
 	bool good;
 	int rc = kvt_namespace_open(store->client, ask->namespace_digest, NULL,
@@ -142,7 +153,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		kvt_namespace_close(store->client, load->namespace_id);
 		return rc;
 	}
-	good = begun_well(store, ask, &begun, n_positions);
+	good = begun_well(store, ask, &begun, n_positions, changes);
 	load->at = load->ahead = load->committed = begun.reusable / store->known.info.page_size;
 	rc = kvt_seq_adopt(store->client, &begun, n_positions, &load->seq);
 	if (rc != 0) {

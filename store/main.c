@@ -5,9 +5,9 @@
  * kvtstored: keeps copies of what a kvtrunkd caches in memory of its own, and loads them back when
  * a client lacks them.
  *
- * One thread. A turn serves peers first, then takes what tiers below the memory have read and the
- * feed, then loads a page and copies a page. So a FETCH waits for two pages at most. Without work
- * it sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms.
+ * One thread. A turn takes the feed and what tiers below the memory have read, serves peers, then
+ * loads pages and copies pages, of each KVT_STORE_TURN_BYTES or one. So a FETCH waits for that at
+ * most. Without work it sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -164,7 +164,7 @@ static int reconnect(struct kvt_server *server)
 /* Follow the feed. Returns how many records came, 0 also without a daemon. */
 static int follow(struct kvt_store *store)
 {
-	int rc = kvt_store_catch_up(store);
+	int rc = kvt_store_follow(store);
 
 	if (rc >= 0)
 		return rc;
@@ -176,6 +176,16 @@ static int follow(struct kvt_store *store)
 	return 0;
 }
 
+/* Load pages. Returns true if there were any. */
+static bool load(struct kvt_store *store)
+{
+	uint64_t bytes = 0;
+
+	while (bytes < KVT_STORE_TURN_BYTES && kvt_load_turn(store))
+		bytes += store->tier.record_bytes;
+	return bytes > 0;
+}
+
 static int serve_until_stopped(struct kvt_server *server)
 {
 	struct kvt_store *store = server->store;
@@ -183,9 +193,11 @@ static int serve_until_stopped(struct kvt_server *server)
 	bool busy = false;
 
 	while (!stopping) {
-		bool served = kvt_server_turn(server, busy ? 0 : wait_ms);
+		bool asked = kvt_server_wait(server, busy ? 0 : wait_ms);
 
-		served |= kvt_tier_arrivals(&store->tier);
+		busy = store->client && follow(store) > 0;
+		busy |= kvt_tier_arrivals(&store->tier);
+		kvt_server_turn(server);
 		if (!store->client) {
 			if (reconnect(server) == -EINVAL)
 				return EXIT_FAILURE;
@@ -193,11 +205,9 @@ static int serve_until_stopped(struct kvt_server *server)
 			busy = false;
 			continue;
 		}
-		busy = follow(store) > 0 || served;
-		if (store->client) {
-			busy |= kvt_load_turn(store);
-			busy |= kvt_store_copy(store);
-		}
+		busy |= asked;
+		busy |= load(store);
+		busy |= kvt_store_copy(store);
 		wait_ms = busy ? 1 : wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
 	}
 	return EXIT_SUCCESS;

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,11 +20,11 @@
 #include "store/serve.h"
 
 #define BACKLOG 64
-#define EVENTS 16
 
 struct kvt_peer {
 	struct kvt_peer *next;
 	int fd;
+	uid_t uid;
 	const uint32_t *keys; /* the key area, which the peer writes */
 };
 
@@ -212,16 +211,29 @@ static bool send_welcome(const struct kvt_server *server, int fd, int keys_fd)
 	return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(welcome);
 }
 
+static uint32_t peers_of(const struct kvt_server *server, uid_t uid)
+{
+	uint32_t n = 0;
+
+	for (const struct kvt_peer *peer = server->peers; peer; peer = peer->next)
+		n += peer->uid == uid;
+	return n;
+}
+
 static void accept_one(struct kvt_server *server)
 {
 	int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), keys_fd = -1;
 	struct kvt_peer *peer = NULL;
 	struct epoll_event event = { .events = EPOLLIN };
+	struct ucred who;
+	socklen_t bytes = sizeof(who);
 	bool good = false;
 
 	if (fd < 0)
 		return;
-	if (server->n_peers < KVT_STORE_PEERS)
+	if (server->n_peers < KVT_STORE_PEERS &&
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
+	    peers_of(server, who.uid) < KVT_STORE_UID_PEERS)
 		peer = calloc(1, sizeof(*peer));
 	if (peer)
 		keys_fd = make_keys(&peer->keys);
@@ -239,6 +251,7 @@ static void accept_one(struct kvt_server *server)
 		return;
 	}
 	peer->fd = fd;
+	peer->uid = who.uid;
 	peer->next = server->peers;
 	server->peers = peer;
 	server->n_peers++;
@@ -260,7 +273,7 @@ static uint32_t fetch(struct kvt_server *server, const struct kvt_peer *peer,
 	const uint32_t *keys = peer->keys + ask->keys_at;
 	uint32_t page_size = store->known.info.page_size;
 
-	if (!store->client || kvt_store_catch_up(store) < 0 || ask->n_keys < page_size)
+	if (!store->client || ask->n_keys < page_size)
 		return 0;
 	/* Most answers are no: copy what they need first. */
 	kvt_racy_copy(server->keys, keys, page_size);
@@ -339,16 +352,21 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 		drop(server, peer);
 }
 
-bool kvt_server_turn(struct kvt_server *server, int wait_ms)
+bool kvt_server_wait(struct kvt_server *server, int wait_ms)
 {
-	struct epoll_event events[EVENTS];
-	int n = epoll_wait(server->epoll, events, EVENTS, wait_ms);
+	server->n_events = epoll_wait(server->epoll, server->events, KVT_STORE_EVENTS, wait_ms);
+	return server->n_events > 0;
+}
 
-	for (int i = 0; i < n; i++) {
-		if (!events[i].data.ptr)
+void kvt_server_turn(struct kvt_server *server)
+{
+	for (int i = 0; i < server->n_events; i++) {
+		void *from = server->events[i].data.ptr;
+
+		if (!from)
 			accept_one(server);
-		else if (events[i].data.ptr != server)
-			serve(server, events[i].data.ptr);
+		else if (from != server)
+			serve(server, from);
 	}
-	return n > 0;
+	server->n_events = 0;
 }

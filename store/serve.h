@@ -9,10 +9,13 @@
  */
 
 #include <stdint.h>
+#include <sys/epoll.h>
 
 #include "store/store.h"
 
 #define KVT_STORE_PEERS 512u /* each is a descriptor, of 1,024 by default */
+#define KVT_STORE_UID_PEERS (KVT_STORE_PEERS / 8 * 7) /* of one uid, as of the daemon's sessions */
+#define KVT_STORE_EVENTS 16u /* peers that a turn serves */
 
 struct kvt_peer;
 
@@ -22,6 +25,8 @@ struct kvt_server {
 	char path[108];
 	uint32_t *keys;         /* KVT_STORE_KEYS: a private copy of one FETCH's */
 	struct kvt_peer *peers; /* list of all */
+	struct epoll_event events[KVT_STORE_EVENTS];
+	int n_events;
 	uint32_t n_peers;
 	uint64_t asked, answered; /* FETCHes; those with positions */
 };
@@ -31,8 +36,10 @@ struct kvt_server {
 int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
 		    struct kvt_error *why);
 void kvt_server_close(struct kvt_server *server);
-/** Handle what peers sent. Waits for them for `wait_ms` at most. Returns true if there was any. */
-bool kvt_server_turn(struct kvt_server *server, int wait_ms);
+/** Wait until peers sent something, for `wait_ms` at most. Returns true if they did. */
+bool kvt_server_wait(struct kvt_server *server, int wait_ms);
+/** Take one message of each of these peers. What they probed must have been taken from the feed. */
+void kvt_server_turn(struct kvt_server *server);
 /** Drop all peers: they fetch for a pool that is gone. */
 void kvt_server_drop_peers(struct kvt_server *server);
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The session of a store in its instance, and the feed of that. Called by main.c.
- *
- * A kept session continues under the daemon's successor, which has another feed: open it, take a
- * snapshot. After a cold start all but the tier begins again.
+ * The session of a store in its instance. Called by main.c. After a cold start of the daemon all
+ * but the tier begins again.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -14,7 +12,9 @@
 #include "store/store.h"
 #include "tools/progress.h"
 
-#define CALL_NS 1000000000ll          /* deadline of each call */
+/* Deadline of each call. While a daemon is stopped or hangs, so do its clients: a FETCH that finds
+ * the store waiting with them loses nothing, and three of those are the last for a second. */
+#define CALL_NS 1000000000ll
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -93,20 +93,6 @@ static int make_tier(struct kvt_store *store, struct kvt_error *why)
 		    (unsigned long long)store->options.ram_bytes, strerror(-rc));
 }
 
-/* Open the feed and learn what is cached. */
-static int follow(struct kvt_store *store)
-{
-	int rc;
-
-	kvt_feed_close(store->feed);
-	store->feed = NULL;
-	kvt_known_forget(&store->known);
-	rc = kvt_feed_open(store->client, &store->feed);
-	if (rc == 0)
-		rc = kvt_feed_snapshot(store->feed);
-	return rc;
-}
-
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -132,9 +118,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 		rc = make_tier(store, why);
 	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
 		rc = fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
-	if (rc == 0 && follow(store) != 0)
-		rc = failed_client(store, why);
-	if (rc == 0 && kvt_store_catch_up(store) < 0)
+	if (rc == 0 && kvt_store_follow(store) < 0)
 		rc = failed_client(store, why);
 	store->loads.most_pages =
 		(uint32_t)((uint64_t)info->n_pages * store->options.load_percent / 100);
@@ -146,56 +130,8 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 void kvt_store_disconnect(struct kvt_store *store)
 {
 	kvt_loads_end(store);
-	kvt_feed_close(store->feed);
-	store->feed = NULL;
+	kvt_store_unfollow(store);
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);
 	store->client = NULL;
-}
-
-/* Take records until there are none. */
-static int take_all(struct kvt_store *store, int *n)
-{
-	struct kvt_feed_record record;
-	int rc;
-
-	while ((rc = kvt_feed_next(store->feed, &record)) != 0) {
-		if (rc == 1) {
-			rc = kvt_known_take(&store->known, &record);
-			(*n)++;
-		} else if (rc == -EOVERFLOW) {
-			kvt_known_forget(&store->known);
-			rc = kvt_feed_snapshot(store->feed);
-		}
-		if (rc != 0)
-			return rc;
-	}
-	return 0;
-}
-
-int kvt_store_catch_up(struct kvt_store *store)
-{
-	int n = 0, rc = store->feed ? take_all(store, &n) : -ECONNRESET;
-
-	if (rc == -ECONNRESET) { /* the feed's daemon is gone, perhaps not the session */
-		rc = follow(store);
-		if (rc == 0)
-			rc = take_all(store, &n);
-	}
-	if (rc == 0)
-		return n;
-	kvt_feed_close(store->feed);
-	store->feed = NULL;
-	kvt_known_forget(&store->known);
-	return rc;
-}
-
-bool kvt_store_copy(struct kvt_store *store)
-{
-	struct kvt_copy copy;
-
-	if (!kvt_copy_begin(&store->tier, &store->known, &store->slabs, &copy))
-		return false;
-	kvt_copy_end(&store->tier, &store->known, &copy, kvt_store_catch_up(store) >= 0);
-	return true;
 }

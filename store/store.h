@@ -9,12 +9,17 @@
  *
  * A load is what any worker does: BEGIN announces the pages before they are read, COMMIT seals
  * them, END lets go. So the daemon coalesces, times out and cleans up loads as it does computing.
+ *
+ * Everything is done in turns, and each part of a turn is bounded: a FETCH waits for one turn.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "store/tier.h"
+
+/** Bytes that a turn copies in each direction: at least a page. */
+#define KVT_STORE_TURN_BYTES (512ull << 10)
 
 struct kvt_load;
 struct kvt_store_fetch;
@@ -40,10 +45,12 @@ struct kvt_store {
 	struct kvt_store_options options;
 	struct kvt_client *client; /* NULL: no daemon */
 	struct kvt_feed *feed;
+	bool current; /* all records that the feed had were taken */
 	uint64_t instance[2]; /* that of the last session */
 	struct kvt_slabs slabs;
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
+	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
 	struct kvt_loads loads;
 };
 
@@ -54,10 +61,16 @@ struct kvt_store {
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
 /** End all loads and the session. The tier stays. */
 void kvt_store_disconnect(struct kvt_store *store);
-/** Take all records of the feed, of that of a successor if the session continues there. Returns how
- * many there were. -ETIMEDOUT, -EOVERFLOW: try again; other errors: the session is over. */
-int kvt_store_catch_up(struct kvt_store *store);
-/** Copy one page out. Returns true if there was one. */
+
+/* ---- follow.c */
+
+/** Take records of the feed, of that of a successor if the session continues there, for about a
+ * millisecond at most. Returns how many there were; `current` tells whether those were all.
+ * -ETIMEDOUT, -EOVERFLOW: try again; other errors: the session is over. */
+int kvt_store_follow(struct kvt_store *store);
+/** Unsubscribe. */
+void kvt_store_unfollow(struct kvt_store *store);
+/** Copy pages out, KVT_STORE_TURN_BYTES or one. Returns true if there were any. */
 bool kvt_store_copy(struct kvt_store *store);
 
 /* ---- load.c */

@@ -84,7 +84,7 @@ void kvt_test_store_kill(struct kvt_test_store *store)
 	unlink(store->path);
 }
 
-void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store)
+bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	union {
@@ -94,18 +94,30 @@ void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store 
 	struct iovec part = { &peer->welcome, sizeof(peer->welcome) };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
+	ssize_t n;
 	int keys_fd;
 
 	peer->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	snprintf(address.sun_path, sizeof(address.sun_path), "%.107s", store->path);
 	kvt_test_check(connect(peer->fd, (struct sockaddr *)&address, sizeof(address)) == 0);
-	kvt_test_equal(recvmsg(peer->fd, &message, MSG_CMSG_CLOEXEC), sizeof(peer->welcome));
+	n = recvmsg(peer->fd, &message, MSG_CMSG_CLOEXEC);
+	if (n <= 0) {
+		close(peer->fd);
+		return false;
+	}
+	kvt_test_equal(n, sizeof(peer->welcome));
 	kvt_test_check(CMSG_FIRSTHDR(&message));
 	memcpy(&keys_fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(keys_fd));
 	peer->keys = mmap(NULL, KVT_STORE_KEYS * sizeof(uint32_t), PROT_READ | PROT_WRITE,
 			  MAP_SHARED, keys_fd, 0);
 	kvt_test_check(peer->keys != MAP_FAILED);
 	close(keys_fd);
+	return true;
+}
+
+void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store)
+{
+	kvt_test_check(kvt_test_peer_try(peer, store));
 }
 
 void kvt_test_peer_close(struct kvt_test_peer *peer)

@@ -32,7 +32,8 @@ int kvt_test_store_stop(struct kvt_test_store *store);
 /** Kill it and wait. */
 void kvt_test_store_kill(struct kvt_test_store *store);
 
-/** Connect and take WELCOME. */
+/** Connect and take WELCOME. False: refused. */
+bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store);
 void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store);
 void kvt_test_peer_close(struct kvt_test_peer *peer);
 /** Ask for what it counts. */

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The feed of a session, and the copies of pages, which are good only by it (store/tier.h). Called
+ * by main.c, serve.c and load.c.
+ *
+ * A kept session continues under the daemon's successor, which has another feed: open it, take a
+ * snapshot. A flood of records is taken a part at a time: until all were taken, anchors may be
+ * unknown and a copy stays open.
+ */
+#include <errno.h>
+
+#include "store/store.h"
+
+#define FOLLOW_KEYS (64u << 10) /* of records, at once: about a millisecond of hashing */
+
+/* Open the feed. What is cached comes as its first records. */
+static int subscribe(struct kvt_store *store)
+{
+	int rc;
+
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+	kvt_known_forget(&store->known);
+	rc = kvt_feed_open(store->client, &store->feed);
+	if (rc == 0)
+		rc = kvt_feed_snapshot(store->feed);
+	return rc;
+}
+
+/* The work of a record, in keys that take as long to hash. */
+static uint64_t keys_of(const struct kvt_store *store, const struct kvt_feed_record *record)
+{
+	if (record->type == KVT_FEED_CLEARED)
+		return store->known.info.n_pages;
+	return 1 + (uint64_t)record->n * (record->keys ? store->known.info.page_size : 1);
+}
+
+/* Take records until there are none, or they were much work. Returns their number. */
+static int take_some(struct kvt_store *store)
+{
+	struct kvt_feed_record record;
+	uint64_t keys = 0;
+	int n = 0, rc;
+
+	while (keys < FOLLOW_KEYS && (rc = kvt_feed_next(store->feed, &record)) != 0) {
+		if (rc == 1) {
+			rc = kvt_known_take(&store->known, &record);
+			keys += keys_of(store, &record);
+			n++;
+		} else if (rc == -EOVERFLOW) {
+			kvt_known_forget(&store->known);
+			rc = kvt_feed_snapshot(store->feed);
+		}
+		if (rc != 0)
+			return rc;
+	}
+	store->current = keys < FOLLOW_KEYS;
+	return n;
+}
+
+int kvt_store_follow(struct kvt_store *store)
+{
+	int rc;
+
+	store->current = false;
+	rc = store->feed ? take_some(store) : -ECONNRESET;
+	if (rc == -ECONNRESET) { /* the feed's daemon is gone, perhaps not the session */
+		rc = subscribe(store);
+		if (rc == 0)
+			rc = take_some(store);
+	}
+	if (rc >= 0)
+		return rc;
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+	kvt_known_forget(&store->known);
+	return rc;
+}
+
+/* End the copy that was begun, if there is one. */
+static void end_copy(struct kvt_store *store, bool complete)
+{
+	if (store->copy.page)
+		kvt_copy_end(&store->tier, &store->known, &store->copy, complete);
+	store->copy.page = 0;
+}
+
+void kvt_store_unfollow(struct kvt_store *store)
+{
+	end_copy(store, false);
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
+}
+
+bool kvt_store_copy(struct kvt_store *store)
+{
+	uint64_t bytes = 0;
+
+	/* `current`: all records since the last copy were taken. */
+	while (store->current && bytes < KVT_STORE_TURN_BYTES) {
+		end_copy(store, true);
+		if (!kvt_copy_begin(&store->tier, &store->known, &store->slabs, &store->copy))
+			break;
+		bytes += store->tier.record_bytes;
+		kvt_store_follow(store);
+	}
+	return bytes > 0;
+}
