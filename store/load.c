@@ -277,12 +277,15 @@ static int bring(struct kvt_store *store, struct kvt_load *load)
 	return entry > 0;
 }
 
-/* Copy the next page, which is in memory, into the pool. */
-static void copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
+/* Copy the next page, which is in memory, into the pool. -EIO. */
+static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
 {
 	struct kvt_load_page *page = &load->pages[load->at - load->first];
+	int rc = kvt_slabs_write(&store->slabs, to_page,
+				 kvt_tier_record(&store->tier, page->entry));
 
-	kvt_slabs_write(&store->slabs, to_page, kvt_tier_record(&store->tier, page->entry));
+	if (rc != 0)
+		return rc;
 	kvt_index_unpin(&store->tier.index, page->entry);
 	kvt_index_touch(&store->tier.index, page->entry, load->behind);
 	load->behind = page->entry;
@@ -290,6 +293,7 @@ static void copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_pag
 	load->at++;
 	store->loads.n_pages--;
 	store->loads.loaded++;
+	return 0;
 }
 
 /* Copy a page of a load, or end it. False: its page is on the way. */
@@ -305,8 +309,8 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 		load->waits_ns = load->waits_ns ? load->waits_ns : begun_ns;
 		return false;
 	}
-	if (there == 1)
-		copy(store, load, pages[load->at]);
+	if (there == 1 && copy(store, load, pages[load->at]) != 0)
+		return true; /* kvt_store_broken() */
 	if (pages_left(load) == 0 || load->at - load->committed >= (chunk ? chunk : 1) ||
 	    (there < 0 && load->at > load->committed))
 		rc = commit(store, load);

@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "shm/commit.h"
+#include "store/device.h"
 #include "store/serve.h"
 #include "tools/util.h"
 
@@ -186,6 +187,13 @@ static bool load(struct kvt_store *store)
 	return bytes > 0;
 }
 
+static int fail_with_device(const struct kvt_store *store)
+{
+	fprintf(stderr, "kvtstored: the CUDA driver failed while copying: %s: start the store "
+		"again\n", kvt_store_broken(store));
+	return EXIT_FAILURE;
+}
+
 static int serve_until_stopped(struct kvt_server *server)
 {
 	struct kvt_store *store = server->store;
@@ -208,6 +216,8 @@ static int serve_until_stopped(struct kvt_server *server)
 		busy |= asked;
 		busy |= load(store);
 		busy |= kvt_store_copy(store);
+		if (kvt_store_broken(store))
+			return fail_with_device(store);
 		wait_ms = busy ? 1 : wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
 	}
 	return EXIT_SUCCESS;
@@ -251,8 +261,11 @@ int main(int argc, char **argv)
 		status = serve_until_stopped(&server);
 		kvt_server_close(&server);
 	}
+	if (kvt_store_broken(&store))
+		return EXIT_FAILURE; /* with its session open */
 	if (store.client)
 		kvt_store_disconnect(&store);
+	kvt_device_close(store.device);
 	kvt_tier_destroy(&store.tier);
 	return status;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "store/device.h"
 #include "store/store.h"
 #include "tools/progress.h"
 
@@ -45,13 +46,20 @@ static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
 	if (info->n_sides)
 		return fail(why, -EINVAL, "the daemon has side pages (option sides): a store does "
 			    "not keep those of hybrid models");
-	if (info->backend != KVT_POOL_HOST)
-		return fail(why, -EINVAL, "the pool is device memory: a store serves pools in host "
-			    "memory");
 	if (info->disabled)
 		return fail(why, -EINVAL, "caching is disabled on this instance: there is nothing "
 			    "to keep");
 	return 0;
+}
+
+/* Map the pool, where the driver shows it. */
+static int map_pool(struct kvt_store *store, struct kvt_error *why)
+{
+	bool on_device = kvt_client_info(store->client)->backend != KVT_POOL_HOST;
+
+	if (on_device && !store->device && kvt_device_open(&store->device, why) != 0)
+		return why->code;
+	return kvt_slabs_map(&store->slabs, store->client, on_device ? store->device : NULL, why);
 }
 
 /* Make the tier, with all of its memory: a page that is not there later is a store that dies. */
@@ -86,6 +94,8 @@ static int make_tier(struct kvt_store *store, struct kvt_error *why)
 					   (unsigned long long)(store->tier.ram_bytes >> 20));
 	}
 	kvt_progress_end(&line);
+	if (rc == 0 && store->slabs.device)
+		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
 	if (rc == 0)
 		return 0;
 	kvt_tier_destroy(&store->tier);
@@ -112,8 +122,8 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	info = kvt_client_info(store->client);
 	memcpy(store->instance, info->instance, sizeof(store->instance));
 	rc = check_daemon(info, why);
-	if (rc == 0 && kvt_slabs_map(&store->slabs, store->client) != 0)
-		rc = failed_client(store, why);
+	if (rc == 0)
+		rc = map_pool(store, why);
 	if (rc == 0)
 		rc = make_tier(store, why);
 	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
@@ -134,4 +144,9 @@ void kvt_store_disconnect(struct kvt_store *store)
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);
 	store->client = NULL;
+}
+
+const char *kvt_store_broken(const struct kvt_store *store)
+{
+	return store->device ? kvt_device_failure(store->device) : NULL;
 }

@@ -11,20 +11,26 @@
 
 #include "kvtrunk_pool.h"
 
+struct kvt_device;
+
 struct kvt_slabs {
-	uint8_t *bases[KVT_MAX_SLABS];
+	uint8_t *bases[KVT_MAX_SLABS]; /* device pointers if there is a `device` */
+	struct kvt_device *device;     /* NULL: the pool is host memory */
 	uint32_t n_slabs;
 	uint32_t n_pieces;
 	uint64_t record_bytes;
 	struct kvt_pool_piece pieces[KVT_MAX_PIECES];
 };
 
-/** Map all slabs of a pool in host memory. They are unmapped with the client.
- * Errors: those of kvt_pool_map_slab(). */
-int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client);
-/** Copy a page into a record. Others may be writing the page: then the record is garbage. */
-void kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to);
-/** Copy a record into a page, which must be the caller's. */
-void kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
+/** Map all slabs of a pool. They are unmapped with the client.
+ * @device  for a pool in device memory, NULL: it is host memory.
+ * On failure `why` says what to do. Errors: those of kvt_pool_map_slab() and kvt_device_map(). */
+int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_device *device,
+		  struct kvt_error *why);
+/** Copy a page into a record. Others may be writing the page: then the record is garbage.
+ * -EIO: the device failed, and the record is garbage. */
+int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to);
+/** Copy a record into a page, which must be the caller's. -EIO: the device failed. */
+int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
 
 #endif

@@ -47,6 +47,7 @@ struct kvt_store {
 	struct kvt_feed *feed;
 	bool current; /* all records that the feed had were taken */
 	uint64_t instance[2]; /* that of the last session */
+	struct kvt_device *device; /* NULL: the pool was never on a device */
 	struct kvt_slabs slabs;
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
@@ -61,6 +62,9 @@ struct kvt_store {
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
 /** End all loads and the session. The tier stays. */
 void kvt_store_disconnect(struct kvt_store *store);
+/** Return why copies can no longer be made, NULL: they can. Then the process must end, with its
+ * session open: its pages may still be written until then. */
+const char *kvt_store_broken(const struct kvt_store *store);
 
 /* ---- follow.c */
 

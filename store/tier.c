@@ -199,7 +199,10 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 	}
 	copy.chain = *kvt_known_name(known, copy.page);
 	copy.changes = known->pages[copy.page].changes;
-	kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry));
+	if (kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) != 0) {
+		kvt_index_drop(&tier->index, copy.entry);
+		return false;
+	}
 	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
 	kvt_fence_acquire();
 	*ret_copy = copy;

@@ -77,6 +77,14 @@ int kvt_test_store_stop(struct kvt_test_store *store)
 	return status;
 }
 
+int kvt_test_store_wait(struct kvt_test_store *store)
+{
+	int status = reap(store);
+
+	kvt_test_check(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
 void kvt_test_store_kill(struct kvt_test_store *store)
 {
 	kvt_test_check(kill(store->pid, SIGKILL) == 0);

@@ -29,6 +29,8 @@ void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_da
 bool kvt_test_store_await(struct kvt_test_store *store, const char *text);
 /** Send SIGTERM and wait. Returns the exit status. Nothing is left behind. */
 int kvt_test_store_stop(struct kvt_test_store *store);
+/** Wait for its end. Returns the exit code. */
+int kvt_test_store_wait(struct kvt_test_store *store);
 /** Kill it and wait. */
 void kvt_test_store_kill(struct kvt_test_store *store);
 

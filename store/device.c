@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools in device memory (device.h). Called by slabs.c and session.c.
+ *
+ * Each device has its primary context, which the library's mappings live in, and a stream. One
+ * thread uses them.
+ */
+#include "store/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kvt_cuda.h"
+#include "shm/assert.h"
+
+struct place {
+	int handle;
+	void *context; /* NULL: no slab is on this device */
+	void *stream;
+};
+
+struct kvt_device {
+	struct kvt_cu_driver driver;
+	int n_devices;
+	struct place *places;                /* by device */
+	struct place *slabs[KVT_MAX_SLABS];  /* that of each slab; NULL: none yet */
+	void *pinned; /* NULL: no memory is */
+	bool failed;
+	char failure[160];
+};
+
+static int fail(struct kvt_error *why, const char *what, const char *cure)
+{
+	why->code = -ENODEV;
+	snprintf(why->text, sizeof(why->text), "the pool is device memory: %s: %s", what, cure);
+	return -ENODEV;
+}
+
+/* Note the first failure. */
+static int check(struct kvt_device *device, int error)
+{
+	if (error && !device->failed)
+		snprintf(device->failure, sizeof(device->failure), "%s (error %d)",
+			 kvt_cu_text(&device->driver, error), error);
+	device->failed |= error != 0;
+	return error;
+}
+
+int kvt_device_open(struct kvt_device **ret_device, struct kvt_error *why)
+{
+	struct kvt_device *device = calloc(1, sizeof(*device));
+	const char *missing = NULL;
+	int rc = device ? kvt_cu_load(&device->driver, &missing) : -ENOMEM;
+
+	if (rc == 0 && (check(device, device->driver.init(0)) ||
+			check(device, device->driver.device_count(&device->n_devices))))
+		rc = fail(why, device->failure, "see CUDA_VISIBLE_DEVICES, and what the service "
+			  "or container was given");
+	else if (rc != 0)
+		rc = fail(why, missing ? "the NVIDIA driver is too old" : "libcuda.so.1 not found",
+			  "install driver " KVT_CU_OLDEST " or later; in a container, run it with "
+			  "the NVIDIA runtime");
+	if (rc == 0)
+		device->places = calloc((size_t)device->n_devices + 1, sizeof(*device->places));
+	if (rc == 0 && device->places) {
+		*ret_device = device;
+		return 0;
+	}
+	free(device);
+	return rc ? rc : fail(why, "out of memory", "give the store more");
+}
+
+static int enter(struct kvt_device *device, const struct place *place)
+{
+	return check(device, device->driver.context_push(place->context));
+}
+
+static void leave(struct kvt_device *device)
+{
+	check(device, device->driver.context_pop(&(void *){ NULL }));
+}
+
+/* Make context and stream of a device that has a slab, once. */
+static int make_place(struct kvt_device *device, int number)
+{
+	struct place *place = &device->places[number];
+
+	if (place->stream)
+		return 0;
+	if (check(device, device->driver.device_get(&place->handle, number)) ||
+	    check(device, device->driver.primary_retain(&place->context, place->handle)) ||
+	    enter(device, place))
+		return -EIO;
+	check(device, device->driver.stream_create(&place->stream, KVT_CU_STREAM_NON_BLOCKING));
+	leave(device);
+	return device->failed ? -EIO : 0;
+}
+
+void kvt_device_close(struct kvt_device *device)
+{
+	for (int i = 0; device && i < device->n_devices; i++) {
+		struct place *place = &device->places[i];
+
+		if (!place->context)
+			continue;
+		if (enter(device, place) == 0) {
+			if (device->pinned)
+				device->driver.host_unregister(device->pinned);
+			device->pinned = NULL;
+			device->driver.stream_destroy(place->stream);
+			leave(device);
+		}
+		device->driver.primary_release(place->handle);
+	}
+	if (device)
+		free(device->places);
+	free(device);
+}
+
+int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t **ret_bases,
+		   struct kvt_error *why)
+{
+	uint32_t n_slabs = kvt_client_info(client)->n_slabs, mapped = 0;
+
+	for (int i = 0; i < device->n_devices; i++) {
+		struct kvt_pool pool;
+		int rc = kvt_pool_map_cuda(client, i, 0, &pool);
+
+		if (rc == -EXDEV)
+			continue;
+		if (rc != 0) {
+			*why = *kvt_client_error(client);
+			return rc;
+		}
+		if (make_place(device, i) != 0)
+			return fail(why, device->failure, "restart the store");
+		device->slabs[pool.slab] = &device->places[i];
+		ret_bases[pool.slab] = pool.base;
+		mapped++;
+	}
+	if (mapped == n_slabs)
+		return 0;
+	return fail(why, "this process does not see all devices that it is on",
+		    "give the store the CUDA_VISIBLE_DEVICES of the daemon");
+}
+
+void kvt_device_pin(struct kvt_device *device, void *memory, uint64_t bytes)
+{
+	struct place *place = device->slabs[0];
+
+	KVT_ASSERT(place);
+	if (enter(device, place))
+		return;
+	if (device->driver.host_register(memory, bytes, KVT_CU_HOST_REGISTER_PORTABLE) == 0)
+		device->pinned = memory;
+	leave(device);
+}
+
+void kvt_device_read(struct kvt_device *device, uint32_t slab, void *to, const uint8_t *from,
+		     uint64_t bytes)
+{
+	if (device->failed || enter(device, device->slabs[slab]))
+		return;
+	check(device, device->driver.memory_download(to, (uint64_t)(uintptr_t)from, bytes,
+						     device->slabs[slab]->stream));
+	leave(device);
+}
+
+void kvt_device_write(struct kvt_device *device, uint32_t slab, uint8_t *to, const void *from,
+		      uint64_t bytes)
+{
+	if (device->failed || enter(device, device->slabs[slab]))
+		return;
+	check(device, device->driver.memory_upload((uint64_t)(uintptr_t)to, from, bytes,
+						   device->slabs[slab]->stream));
+	leave(device);
+}
+
+int kvt_device_wait(struct kvt_device *device)
+{
+	for (int i = 0; i < device->n_devices && !device->failed; i++) {
+		struct place *place = &device->places[i];
+
+		if (!place->stream || enter(device, place))
+			continue;
+		check(device, device->driver.stream_synchronize(place->stream));
+		leave(device);
+	}
+	return device->failed ? -EIO : 0;
+}
+
+const char *kvt_device_failure(const struct kvt_device *device)
+{
+	return device->failed ? device->failure : NULL;
+}

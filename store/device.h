@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_DEVICE_H
+#define KVT_STORE_DEVICE_H
+
+/**
+ * @file device.h
+ * Copies between pages in device memory and records in host memory. Only kvt_device_wait() waits,
+ * for copies that were queued before it.
+ *
+ * After a failure of the driver, copies may be outstanding for ever. So the process must end: that
+ * ends its session, and the daemon takes its pages back once their memory is unmapped.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk_pool.h"
+
+struct kvt_device;
+
+/** Start the driver. -ENODEV, with `why`. */
+int kvt_device_open(struct kvt_device **ret_device, struct kvt_error *why);
+/** After the clients that were mapped. NULL: does nothing. */
+void kvt_device_close(struct kvt_device *device);
+/** Map the slab of each device. ret_bases: n_slabs device pointers, unmapped with the client.
+ * -ENODEV: this process does not see the device of one; others as kvt_pool_map_cuda(). */
+int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t **ret_bases,
+		   struct kvt_error *why);
+/** Let devices read and write host memory directly. Without it, copies take longer. */
+void kvt_device_pin(struct kvt_device *device, void *memory, uint64_t bytes);
+
+/** Queue a copy out of a slab, and into it. */
+void kvt_device_read(struct kvt_device *device, uint32_t slab, void *to, const uint8_t *from,
+		     uint64_t bytes);
+void kvt_device_write(struct kvt_device *device, uint32_t slab, uint8_t *to, const void *from,
+		      uint64_t bytes);
+/** Wait for all copies. -EIO: the driver failed, now or before. */
+int kvt_device_wait(struct kvt_device *device);
+/** What failed: "too many resources requested (error 701)". NULL: nothing has. */
+const char *kvt_device_failure(const struct kvt_device *device);
+
+#endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A store beside pools in device memory: real daemon, worker and kvtstored, stand-in for the
+ * driver.
+ *
+ * Inputs: backends, devices, failing calls. Invariant: a page that comes back has its bytes in each
+ * slab, and what fails leaves a clean audit. */
+#include "kvtrunk_fetch.h"
+#include "tests/cuda/cuda_test.h"
+#include "tests/proc/store.h"
+
+#define PAGE 16u
+#define N 1024u /* positions of a prompt */
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_test_store store;
+static struct kvt_client *worker;
+static struct kvt_pool pools[2];
+static uint32_t n_pools, space;
+
+static void start(const char *config, uint32_t n_devices)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	kvt_test_daemon_begin(&daemon_, config);
+	options.socket_path = daemon_.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = 60000000000; /* for a busy machine */
+	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
+	space = kvt_test_namespace(worker, "store");
+	n_pools = n_devices;
+	for (uint32_t i = 0; i < n_devices; i++)
+		kvt_test_equal(kvt_pool_map_cuda(worker, (int)i, 0, &pools[i]), 0);
+}
+
+static void stop(void)
+{
+	kvt_client_close(worker, KVT_IDLE);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_end(&daemon_);
+}
+
+/* Serve a prompt in every slab. Returns what was reused. */
+static uint32_t serve(const uint32_t *keys)
+{
+	uint32_t n, reusable;
+	struct kvt_seq *seq;
+	const uint32_t *pages;
+
+	kvt_test_equal(kvt_seq_begin(worker, space, keys, N, 0, 0, &seq), 0);
+	reusable = kvt_seq_reusable(seq);
+	pages = kvt_seq_pages(seq, &n);
+	for (uint32_t i = 0; i < N / PAGE; i++) {
+		for (uint32_t j = 0; j < n_pools; j++) {
+			uint64_t salt = pools[j].slab;
+
+			if (i >= reusable / PAGE)
+				kvt_test_page_fill(&pools[j], PAGE, pages[i], salt, keys, i);
+			kvt_test_check(kvt_test_page_right(&pools[j], PAGE, pages[i], salt, keys,
+							   i));
+		}
+	}
+	kvt_test_equal(kvt_seq_end(seq, N, NULL, 0, KVT_IDLE, 0), 0);
+	return reusable;
+}
+
+/* Evict a prompt once the store has a copy. */
+static void evict_copied(const uint32_t *keys)
+{
+	struct kvt_test_peer peer;
+	uint32_t evicted;
+
+	kvt_test_peer_open(&peer, &store);
+	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_peer_close(&peer);
+	kvt_test_equal(kvt_evict(worker, 4095, &evicted), 0);
+	kvt_test_equal(kvt_test_matched(worker, space, keys, N), 0);
+}
+
+static void evict_and_load(const uint32_t *keys)
+{
+	kvt_test_equal(serve(keys), 0);
+	evict_copied(keys);
+	kvt_test_equal(serve(keys), N - PAGE); /* it asks the store */
+}
+
+CUDA_TEST(an_evicted_prompt_comes_back_into_device_memory)
+{
+	static const char *const backends[] = { "backend = cuda-ipc\n", "backend = cuda-vmm\n" };
+	uint32_t keys[N];
+	pid_t pid;
+
+	kvt_test_keys(keys, N, 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		start(backends[i], 1);
+		kvt_test_store_start(&store, &daemon_, "1M");
+		pid = store.pid;
+		evict_and_load(keys);
+		kvt_test_equal(kvt_test_store_stop(&store), 0);
+		kvt_test_equal(cuda_test_left_open(pid, NULL), 0);
+		stop();
+	}
+}
+
+CUDA_TEST(slabs_on_two_devices_come_back_together)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 1);
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start("backend = cuda-vmm\ndevices = 1 0\npage_bytes = 0\nn_layers = 3\nn_kv_heads = 2\n"
+	      "head_dim = 8\n", 2);
+	kvt_test_store_start(&store, &daemon_, "4M");
+	evict_and_load(keys);
+	kvt_test_equal(kvt_test_store_stop(&store), 0);
+	stop();
+}
+
+/* The store fails at its first call of this kind, and says so; a prompt is served beside it. */
+static void expect_end_at(const char *call, bool loads)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 1);
+	start("backend = cuda-vmm\n", 1);
+	setenv("KVT_STANDIN_FAIL_CALL", call, 1);
+	setenv("KVT_STANDIN_FAIL_AT", "0", 1);
+	kvt_test_store_start(&store, &daemon_, "1M");
+	unsetenv("KVT_STANDIN_FAIL_CALL");
+	unsetenv("KVT_STANDIN_FAIL_AT");
+	kvt_test_equal(serve(keys), 0);
+	if (loads) {
+		evict_copied(keys);
+		kvt_test_equal(serve(keys), 0);
+	}
+	kvt_test_check(kvt_test_store_await(&store, "the CUDA driver failed while copying"));
+	kvt_test_equal(kvt_test_store_wait(&store), EXIT_FAILURE);
+	stop();
+}
+
+CUDA_TEST(a_store_ends_when_its_driver_fails)
+{
+	expect_end_at("cuMemcpyDtoHAsync_v2", false);
+	expect_end_at("cuStreamSynchronize", false);
+	expect_end_at("cuMemcpyHtoDAsync_v2", true);
+}
+
+int main(int argc, char **argv)
+{
+	cuda_test_environment(argv);
+	return kvt_tests_run(argc, argv);
+}
