@@ -207,6 +207,7 @@ void bench_sides(const struct bench_options *options);
 void bench_feed(const struct bench_options *options);
 void bench_arena(void);
 void bench_memory(const struct bench_options *options);
+void bench_stores(const struct bench_options *options);
 void bench_attacks(const struct bench_options *options);
 void bench_crowd(const struct bench_options *options);
 void bench_rebuild(const struct bench_options *options);

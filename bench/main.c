@@ -36,6 +36,7 @@ enum part {
 	PART_SALTS = 1u << 17,
 	PART_SIDES = 1u << 18,
 	PART_FEED = 1u << 19,
+	PART_STORES = 1u << 20,
 };
 /* Parts that run only by name. */
 #define PARTS_APART (PART_SCENARIOS | PART_ATTACKS | PART_CROWD)
@@ -54,6 +55,7 @@ static const struct {
 	{ "cycle", PART_CYCLE, "BEGIN + COMMIT + END, 4,096 cached + 727 new" },
 	{ "sides", PART_SIDES, "the cycle with side pages, and without (in this process)" },
 	{ "feed", PART_FEED, "the cycle with a subscriber, and without (in this process)" },
+	{ "stores", PART_STORES, "a store's fetches, loads and copies, beside memcpy()" },
 	{ "throughput", PART_THROUGHPUT, "1 to 8 clients, batches of 1 to 32" },
 	{ "hammer", PART_HAMMER, "4,096-key matches beside 131,072-key ones" },
 	{ "reclaim", PART_RECLAIM, "pages of a killed client back to FREE" },
@@ -261,6 +263,8 @@ int main(int argc, char **argv)
 		bench_sides(&options);
 	if (wanted & PART_FEED)
 		bench_feed(&options);
+	if (wanted & PART_STORES)
+		bench_stores(&options);
 	if (wanted & PART_ARENA)
 		bench_arena();
 	if (wanted & PART_MEMORY && !options.core)

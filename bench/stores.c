@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file stores.c
+ * What a store costs and brings: a FETCH that finds nothing, where there is no store, a load and a
+ * copy beside memcpy(), and the first chunk of a load.
+ *
+ * Inputs: the options; a real daemon and a real kvtstored, each with its own memory. Invariants:
+ * pool and buffers of a floor were touched before, as those of a store were. The store may use any
+ * core. Caller: main.c.
+ */
+#include "bench/bench.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "lab/store.h"
+#include "shm/map.h"
+
+#define PAGE_SIZE 16u
+#define POOL_BYTES (512ull << 20)
+#define COPY_BYTES (192ull << 20) /* of a sample */
+#define CHUNK 512u                /* positions of a load's first COMMIT */
+#define LOAD 1024u
+#define FETCH_KEYS 4096u
+#define POLL_NS 200000            /* between two looks at the store's counts */
+#define DIGEST ((const uint64_t[2]){ 0x73746f726573ull, 1 })
+
+struct stores {
+	struct kvt_own_daemon daemon;
+	struct kvt_own_store store;
+	struct kvt_client *client; /* asks no store */
+	struct kvt_client *asking;
+	uint32_t namespace_id, asking_id; /* the same namespace in each */
+	struct kvt_pool pool;
+	uint64_t page_bytes;
+	uint8_t *memory; /* COPY_BYTES */
+	uint32_t *keys;
+};
+
+static struct kvt_client *connect_to(const struct stores *stores, const char *store_path,
+				     uint32_t *ret_namespace)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_error error;
+
+	options.socket_path = stores->daemon.socket_path;
+	options.label = "kvtbench";
+	options.flags = KVT_ANY_GEOMETRY;
+	options.store_path = store_path;
+	options.fetch_wait_ns = 1000000000; /* a late answer is a sample, too */
+	if (kvt_client_connect(&client, &options, &error))
+		bench_die("stores: %s", error.text);
+	if (kvt_namespace_open(client, DIGEST, "bench", ret_namespace))
+		bench_die("stores: %s", kvt_client_error(client)->text);
+	return client;
+}
+
+static void open_all(struct stores *stores, const struct bench_options *options,
+		     uint64_t page_bytes)
+{
+	char bytes[40], pages[40], why[512] = "";
+	const char *daemon_flags[] = { bytes, pages, "--page_size=16", "--max_private_pages=0",
+				       "--log_level=error", "--spin_budget_us=20", NULL };
+	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
+				      "--queue-pages", "65536", NULL };
+
+	*stores = (struct stores){ .page_bytes = page_bytes };
+	snprintf(bytes, sizeof(bytes), "--page_bytes=%llu", (unsigned long long)page_bytes);
+	snprintf(pages, sizeof(pages), "--n_pages=%llu",
+		 (unsigned long long)(POOL_BYTES / page_bytes));
+	if (kvt_own_daemon_start(&stores->daemon, options->daemon, daemon_flags,
+				 options->daemon_cpu, why, sizeof(why)))
+		bench_die("%s", why);
+	stores->client = connect_to(stores, "", &stores->namespace_id);
+	if (kvt_pool_map(stores->client, &stores->pool))
+		bench_die("stores: %s", kvt_client_error(stores->client)->text);
+	memset(stores->pool.base, 1, POOL_BYTES / page_bytes * page_bytes);
+	stores->memory = kvt_map(COPY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+				 -1);
+	if (!stores->memory)
+		bench_die("no memory for %llu bytes", (unsigned long long)COPY_BYTES);
+	kvt_map_huge(stores->memory, COPY_BYTES);
+	memset(stores->memory, 1, COPY_BYTES);
+	stores->keys = bench_alloc(COPY_BYTES / page_bytes * PAGE_SIZE, sizeof(*stores->keys));
+	if (kvt_own_store_start(&stores->store, options->daemon, stores->daemon.socket_path,
+				store_flags, -1, why, sizeof(why)))
+		bench_die("%s", why);
+	stores->asking = connect_to(stores, NULL, &stores->asking_id);
+}
+
+static void close_all(struct stores *stores)
+{
+	kvt_own_store_stop(&stores->store);
+	kvt_client_close(stores->client, KVT_IDLE);
+	kvt_client_close(stores->asking, KVT_IDLE);
+	kvt_own_daemon_stop(&stores->daemon);
+	munmap(stores->memory, COPY_BYTES);
+	free(stores->keys);
+}
+
+/* Wait until the store has copied n pages in all. */
+static void await_copied(const struct stores *stores, uint64_t n)
+{
+	const struct timespec pause = { .tv_nsec = POLL_NS };
+	struct kvt_store_status status;
+
+	for (;;) {
+		if (kvt_own_store_status(&stores->store, &status))
+			bench_die("stores: the store has ended");
+		if (status.copied_pages >= n)
+			return;
+		nanosleep(&pause, NULL);
+	}
+}
+
+static uint64_t copied(const struct stores *stores)
+{
+	struct kvt_store_status status;
+
+	if (kvt_own_store_status(&stores->store, &status))
+		bench_die("stores: the store has ended");
+	return status.copied_pages;
+}
+
+static void evict(struct stores *stores)
+{
+	uint32_t evicted;
+
+	if (kvt_evict(stores->client, (uint32_t)(POOL_BYTES / stores->page_bytes), &evicted))
+		bench_die("stores: %s", kvt_client_error(stores->client)->text);
+}
+
+static struct kvt_seq *begin(const struct stores *stores, uint32_t n_keys)
+{
+	struct kvt_seq *seq;
+
+	if (kvt_seq_begin(stores->client, stores->namespace_id, stores->keys, n_keys, 0,
+			  KVT_F_FULL, &seq))
+		bench_die("stores: %s", kvt_client_error(stores->client)->text);
+	return seq;
+}
+
+static void end(const struct stores *stores, struct kvt_seq *seq, uint32_t computed)
+{
+	if (kvt_seq_end(seq, computed, NULL, 0, KVT_IDLE, 0))
+		bench_die("stores: %s", kvt_client_error(stores->client)->text);
+}
+
+/* Copy the pages of a sequence to memory, or back. */
+static void floor_copy(const struct stores *stores, struct kvt_seq *seq, uint32_t n_pages,
+		       bool in, struct bench_samples *samples)
+{
+	uint32_t n;
+	const uint32_t *pages = kvt_seq_pages(seq, &n);
+	uint64_t start = bench_ticks();
+
+	for (uint32_t i = 0; i < n_pages; i++) {
+		uint8_t *page = (uint8_t *)stores->pool.base + pages[i] * stores->page_bytes;
+		uint8_t *there = stores->memory + i * stores->page_bytes;
+
+		memcpy(in ? page : there, in ? there : page, stores->page_bytes);
+	}
+	bench_samples_add_any(samples, bench_ticks() - start);
+}
+
+/* Fetch what was evicted. Returns when the answer is there: n_keys are announced. */
+static void fetch(struct stores *stores, uint32_t n_keys)
+{
+	struct kvt_request ask = { .op = KVT_OP_BEGIN, .namespace_id = stores->asking_id,
+				   .keys = stores->keys, .n_keys = n_keys };
+	struct kvt_fetched fetched;
+	int rc = kvt_fetch(stores->asking, &ask);
+
+	if (rc != 1)
+		bench_die("stores: not asked: %d", rc);
+	while ((rc = kvt_fetch_poll(stores->asking, &fetched)) == 0)
+		sched_yield();
+	if (rc != 1 || fetched.positions != n_keys)
+		bench_die("stores: %u positions of %u are loaded: is the machine too busy to "
+			  "answer within a second?", fetched.positions, n_keys);
+}
+
+struct times {
+	struct bench_samples out, out_floor, in, in_floor, first, first_floor;
+};
+
+/* Publish a new prompt of n pages and wait until it is copied. */
+static void copy_out(struct stores *stores, uint32_t n, struct times *times)
+{
+	uint64_t before = copied(stores), start;
+	struct kvt_seq *seq;
+
+	bench_new_keys(stores->keys, n * PAGE_SIZE);
+	seq = begin(stores, n * PAGE_SIZE);
+	floor_copy(stores, seq, n, false, &times->out_floor);
+	floor_copy(stores, seq, n, true, &times->in_floor);
+	floor_copy(stores, seq, CHUNK / PAGE_SIZE, true, &times->first_floor);
+	start = bench_ticks();
+	end(stores, seq, n * PAGE_SIZE);
+	await_copied(stores, before + n);
+	bench_samples_add_any(&times->out, bench_ticks() - start);
+	evict(stores);
+}
+
+static void load_in(struct stores *stores, uint32_t n_keys, uint32_t wanted,
+		    struct bench_samples *samples)
+{
+	struct kvt_seq *seq;
+	uint64_t start;
+
+	fetch(stores, n_keys);
+	start = bench_ticks();
+	seq = begin(stores, wanted);
+	bench_samples_add_any(samples, bench_ticks() - start);
+	if (kvt_seq_reusable(seq) != wanted)
+		bench_die("stores: %u of %u positions came", kvt_seq_reusable(seq), wanted);
+	end(stores, seq, 0);
+	/* The rest of the load. */
+	end(stores, begin(stores, n_keys), 0);
+	evict(stores);
+}
+
+static double emit(const char *name, const char *kind, struct bench_samples *value,
+		   struct bench_samples *floor, const char *floor_is, uint64_t bytes)
+{
+	struct bench_result line = { .name = name, .kind = kind, .floor_is = floor_is };
+	double ratio;
+
+	line.value = bench_samples_take(value);
+	line.floor = bench_samples_take(floor);
+	ratio = line.floor.p50 / line.value.p50;
+	if (bytes)
+		snprintf(line.extra, sizeof(line.extra), "\"gb_per_s\":%.2f,"
+			 "\"floor_gb_per_s\":%.2f", (double)bytes / line.value.p50,
+			 (double)bytes / line.floor.p50);
+	bench_emit(&line);
+	return bytes ? ratio : (line.value.p50 - line.floor.p50) / 1000;
+}
+
+static void copies(const struct bench_options *options, uint64_t page_bytes, const char *kind)
+{
+	uint32_t n = (uint32_t)(COPY_BYTES / page_bytes), rounds = options->quick ? 5 : 15;
+	struct times times = { 0 };
+	struct stores stores;
+	char figure[80];
+	double value;
+
+	open_all(&stores, options, page_bytes);
+	for (uint32_t i = 0; i < rounds; i++) {
+		copy_out(&stores, n, &times);
+		load_in(&stores, n * PAGE_SIZE, n * PAGE_SIZE, &times.in);
+		load_in(&stores, LOAD, CHUNK, &times.first);
+	}
+	close_all(&stores);
+	value = emit("store_copy_out", kind, &times.out, &times.out_floor,
+		     "memcpy() of the same pages", n * page_bytes);
+	snprintf(figure, sizeof(figure), "store, %s: copies out / memcpy()", kind);
+	bench_aim(figure, value, "", 0.9, true);
+	value = emit("store_load", kind, &times.in, &times.in_floor, "memcpy() of the same pages",
+		     n * page_bytes);
+	snprintf(figure, sizeof(figure), "store, %s: loads / memcpy()", kind);
+	bench_aim(figure, value, "", 0.9, true);
+	value = emit("store_first_chunk", kind, &times.first, &times.first_floor,
+		     "memcpy() of the chunk", 0);
+	snprintf(figure, sizeof(figure), "store, %s: first chunk, above memcpy()", kind);
+	bench_aim(figure, value, "us", 100, false);
+}
+
+/* ---- a FETCH that finds nothing */
+
+static void begin_new(struct stores *stores, bool asking, struct bench_samples *samples)
+{
+	struct kvt_client *client = asking ? stores->asking : stores->client;
+	struct kvt_seq *seq;
+	uint64_t start;
+	int rc;
+
+	bench_new_keys(stores->keys, FETCH_KEYS);
+	start = bench_ticks();
+	rc = kvt_seq_begin(client, asking ? stores->asking_id : stores->namespace_id,
+			   stores->keys, FETCH_KEYS, 0, 0, &seq);
+	bench_samples_add(samples, bench_ticks() - start);
+	if (rc)
+		bench_die("stores: %s", kvt_client_error(client)->text);
+	end(stores, seq, 0);
+}
+
+/* The first call of a new client, which looks for the socket. */
+static void look_for_none(struct stores *stores, struct bench_samples *samples)
+{
+	struct kvt_request ask = { .op = KVT_OP_BEGIN, .keys = stores->keys,
+				   .n_keys = FETCH_KEYS };
+	struct kvt_client *client;
+	uint64_t start;
+	int rc;
+
+	client = connect_to(stores, "/nonexistent/store", &ask.namespace_id);
+	start = bench_ticks();
+	rc = kvt_fetch(client, &ask);
+	bench_samples_add(samples, bench_ticks() - start);
+	if (rc)
+		bench_die("stores: a store that does not exist: %d", rc);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+static void fetches(const struct bench_options *options)
+{
+	struct bench_samples asked = { 0 }, not_asked = { 0 }, none = { 0 }, nothing = { 0 };
+	uint32_t count = options->quick ? 200 : 2000;
+	struct stores stores;
+	double us;
+
+	open_all(&stores, options, 65536);
+	for (uint32_t i = 0; i < count; i++) {
+		begin_new(&stores, true, &asked);
+		begin_new(&stores, false, &not_asked);
+		if (i % 20 == 0)
+			look_for_none(&stores, &none);
+	}
+	close_all(&stores);
+	us = emit("store_fetch_nothing", "kvt_seq_begin() of 4,096 new keys", &asked, &not_asked,
+		  "the same without a store", 0);
+	bench_aim("store: a FETCH that finds nothing adds, p50", us, "us", 100, false);
+	emit("store_none", "look for a store where there is none, once a second", &none, &nothing,
+	     NULL, 0);
+}
+
+void bench_stores(const struct bench_options *options)
+{
+	if (options->core)
+		return;
+	fetches(options);
+	copies(options, 1 << 20, "pages of 1 MiB");
+	copies(options, 64 << 10, "pages of 64 KiB");
+}

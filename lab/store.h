@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_LAB_STORE_H
+#define KVT_LAB_STORE_H
+
+/**
+ * @file store.h
+ * A private kvtstored beside a private daemon (daemon.h), for replays and benchmarks. It is killed
+ * with this process.
+ */
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "kvtrunk_wire_store.h"
+
+struct kvt_own_store {
+	pid_t pid; /* 0: none */
+	int fd;    /* connected to it */
+};
+
+/** Start kvtstored and wait until it serves. `daemon`: the path of a kvtrunkd, which it is beside;
+ * NULL: it is beside this program. `flags`: its flags, NULL-terminated, without --socket. `cpu` -1:
+ * any, also where this process is bound. Errors, with a sentence in `why`: -ECHILD it did not
+ * start. */
+int kvt_own_store_start(struct kvt_own_store *store, const char *daemon, const char *socket_path,
+			const char *const *flags, int cpu, char *why, size_t why_bytes);
+
+/** Ask for what it counts. -ECONNRESET: it is gone. */
+int kvt_own_store_status(const struct kvt_own_store *store, struct kvt_store_status *ret_status);
+
+/** Kill it, which loses nothing but its copies, and wait. */
+void kvt_own_store_stop(struct kvt_own_store *store);
+
+#endif
