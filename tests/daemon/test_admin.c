@@ -69,18 +69,9 @@ static struct kvt_admin_status status_now(void)
 	return status;
 }
 
-/* Cache n positions of a sequence that starts with `first`. */
 static void cache(uint32_t first, uint32_t n)
 {
-	uint32_t keys[4096];
-	struct kvt_seq *seq;
-
-	kvt_test_check(n <= 4096);
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = first + i;
-	kvt_test_equal(kvt_seq_begin(worker, namespace_id, keys, n, 0, 0, &seq), 0);
-	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_cache(worker, namespace_id, first, n);
 }
 
 static int start_for_everybody(void **state)

@@ -74,6 +74,19 @@ struct kvt_result kvt_test_call(struct kvt_client *client, const struct kvt_requ
 	return result;
 }
 
+void kvt_test_cache(struct kvt_client *client, uint32_t space, uint32_t first, uint32_t n)
+{
+	uint32_t keys[4096];
+	struct kvt_seq *seq;
+
+	kvt_test_check(n <= 4096);
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = first + i;
+	kvt_test_equal(kvt_seq_begin(client, space, keys, n, 0, 0, &seq), 0);
+	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
 uint32_t kvt_test_matched(struct kvt_client *client, uint32_t space, const uint32_t *keys,
 			  uint32_t n)
 {

@@ -111,6 +111,8 @@ void kvt_test_fence_by(int method);
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 /** Have an operation done, which must succeed. Returns its result without pages and twins. */
 struct kvt_result kvt_test_call(struct kvt_client *client, const struct kvt_request *request);
+/** Cache n positions, whose keys count up from `first`. */
+void kvt_test_cache(struct kvt_client *client, uint32_t space, uint32_t first, uint32_t n);
 /** Return how many positions of n keys match. */
 uint32_t kvt_test_matched(struct kvt_client *client, uint32_t space, const uint32_t *keys,
 			  uint32_t n);
