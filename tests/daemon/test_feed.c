@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "libclient/control.h"
 #include "tests/daemon/spawn.h"
@@ -156,18 +157,9 @@ static void open_feed(void)
 	kvt_test_equal(kvt_feed_snapshot(feed), 0);
 }
 
-/* Cache n positions that begin with `first`. */
 static void cache(uint32_t first, uint32_t n)
 {
-	uint32_t keys[4096];
-	struct kvt_seq *seq;
-
-	kvt_test_check(n <= 4096);
-	for (uint32_t i = 0; i < n; i++)
-		keys[i] = first + i;
-	kvt_test_equal(kvt_seq_begin(worker, namespace_id, keys, n, 0, 0, &seq), 0);
-	kvt_test_equal(kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_cache(worker, namespace_id, first, n);
 }
 
 static void change(uint32_t what, uint64_t argument)
@@ -289,6 +281,47 @@ TEST_WITH(it_is_refused_without_memory_for_it, start_without, stop)
 {
 	kvt_test_equal(kvt_feed_open(reader, &feed), -ENOTSUP);
 	kvt_test_check(strstr(kvt_client_error(reader)->text, "feed_bytes = 16M"));
+}
+
+/* Ask while a limit of the daemon is this low. Returns false if that was enough. */
+static bool refused_at(int which, rlim_t limit, int error)
+{
+	struct rlimit before, low;
+	int rc;
+
+	kvt_test_equal(prlimit(daemon_.pid, which, NULL, &before), 0);
+	low = (struct rlimit){ limit, before.rlim_max };
+	kvt_test_equal(prlimit(daemon_.pid, which, &low, NULL), 0);
+	rc = kvt_feed_open(reader, &feed);
+	kvt_test_equal(prlimit(daemon_.pid, which, &before, NULL), 0);
+	if (rc == 0)
+		return false;
+	kvt_test_equal(rc, error);
+	kvt_test_check(strstr(kvt_client_error(reader)->text, "lower feed_bytes, or raise"));
+	return true;
+}
+
+TEST_WITH(it_is_refused_where_it_cannot_be_made, start_plain, stop)
+{
+	uint32_t before = kvt_test_daemon_descriptors(&daemon_), limit = 3;
+	unsigned long pages;
+	char name[64];
+	FILE *statm;
+
+	snprintf(name, sizeof(name), "/proc/%d/statm", (int)daemon_.pid);
+	statm = fopen(name, "re");
+	kvt_test_check(statm && fscanf(statm, "%lu", &pages) == 1);
+	fclose(statm);
+	kvt_test_check(refused_at(RLIMIT_AS, pages * (rlim_t)sysconf(_SC_PAGESIZE) + (8 << 20),
+				  -ENOMEM));
+	while (refused_at(RLIMIT_NOFILE, limit, -EMFILE)) /* for the first, then for the second */
+		limit++;
+	kvt_test_check(limit > 4);
+	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before + 2);
+	kvt_feed_close(feed);
+	open_feed();
+	cache(1000, 3 * PAGE);
+	expect_all_known();
 }
 
 TEST_WITH(a_client_has_one_feed, start_plain, stop)
