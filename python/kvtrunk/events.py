@@ -18,13 +18,15 @@ import collections
 import hashlib
 import importlib
 import os
+import threading
 import time
 from array import array
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
 
 from ._client import Client, Namespace, connect
-from ._errors import ConnectionLost, DaemonUnreachable, Error, Overflow, Timeout
+from ._errors import Closed, ConnectionLost, DaemonUnreachable, Error, Overflow, Timeout
 from ._feed import Feed, FeedRecord
 
 _RETRY_S = 0.2
@@ -268,6 +270,33 @@ class Index:
         return [Removed(digests)] if digests else []
 
 
+def _close(client: Client) -> None:
+    try:
+        client.close()
+    except (ConnectionLost, Timeout):
+        pass  # it is closed all the same
+
+
+def _begin(call: Callable[[], tuple[Client, Feed]]) -> Future[tuple[Client, Feed]]:
+    """Call it in a thread."""
+    future: Future[tuple[Client, Feed]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="kvtrunk events", daemon=True).start()
+    return future
+
+
+def _drop(done: Future[tuple[Client, Feed]]) -> None:
+    """What came too late."""
+    if done.exception() is None:
+        _close(done.result()[0])
+
+
 class Source:
     """Events of the namespaces that are shared, from a daemon's feed.
 
@@ -287,7 +316,9 @@ class Source:
         self._tried_at = 0.0
         self._stale = True
         """A snapshot is due."""
-        self._connect()
+        self._coming: Optional[Future[tuple[Client, Feed]]] = None
+        """None: connected, or closed."""
+        self._client, self._feed = self._connect()
         self._index = Index(self._client.info.page_size,
                             chain or (sha256_pairs if pairs else sha256_chain), pairs)
 
@@ -301,14 +332,15 @@ class Source:
         self._calls.append(None)
 
     def take(self, most: int = 1024) -> list[Event]:
-        """What happened since the last call, of at most so many records of the feed. Never waits
-        for a change. Empty while there is no daemon. Raises what __init__() raises, but
-        DaemonUnreachable."""
+        """What happened since the last call, of at most so many records of the feed. Never waits,
+        neither for a change nor for a daemon. Empty while there is none. Raises what __init__()
+        raises, but DaemonUnreachable."""
         try:
-            if self._client.closed:
-                if time.monotonic() - self._tried_at < _RETRY_S:
+            if self._coming is not None:
+                if not self._coming.done():
                     return []
-                self._connect()
+                self._client, self._feed = self._coming.result()
+                self._coming, self._stale = None, True
             found = [] if self._stale else self._drain(most)
             if self._stale:
                 self._feed.snapshot()
@@ -316,21 +348,30 @@ class Source:
                 found += self._index.restart()
             return found
         except Overflow:
-            pass  # the next call tries again
-        except (ConnectionLost, DaemonUnreachable, Timeout):
-            self.close()
-        return []
-
-    def _connect(self) -> None:
-        self._tried_at = time.monotonic()
-        self._client: Client = connect(self._socket, label=self._label, observe=True,
-                                       connect_wait=0, timeout=_TIMEOUT_S)
-        try:
-            self._feed: Feed = self._client.feed()
-        except Error:
-            self.close()
+            return []  # the next call tries again
+        except Closed:
             raise
-        self._stale = True
+        except Error as error:
+            self._coming = _begin(self._return)
+            if isinstance(error, (ConnectionLost, DaemonUnreachable, Timeout)):
+                return []
+            raise
+
+    def _connect(self) -> tuple[Client, Feed]:
+        self._tried_at = time.monotonic()
+        client = connect(self._socket, label=self._label, observe=True, connect_wait=0,
+                         timeout=_TIMEOUT_S)
+        try:
+            return client, client.feed()
+        except Error:
+            _close(client)
+            raise
+
+    def _return(self) -> tuple[Client, Feed]:
+        """In a thread of its own: a daemon that accepts may never answer."""
+        _close(self._client)
+        time.sleep(max(0.0, self._tried_at + _RETRY_S - time.monotonic()))
+        return self._connect()
 
     def _drain(self, most: int) -> list[Event]:
         events: list[Event] = []
@@ -356,10 +397,10 @@ class Source:
 
     def close(self) -> None:
         """Unsubscribe."""
-        try:
-            self._client.close()
-        except (ConnectionLost, Timeout):
-            pass  # it is closed all the same
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.add_done_callback(_drop)
+        _close(self._client)
 
     def __enter__(self) -> Source:
         return self

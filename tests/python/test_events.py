@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events for routers: an index made from them has what is cached, and they are the bytes of SGLang."""
+import pathlib
 import random
+import select
+import socket
 import time
 
 import pytest
@@ -212,6 +215,48 @@ def test_a_daemon_that_restarts_is_followed(supervise):
             cache(worker, *range(4, 12))
             router.follow(source)
         assert len(router.blocks) == (4 if supervise else 2)
+
+
+def test_a_daemon_that_hangs_holds_up_no_caller(daemon):
+    with events.Source(daemon.socket) as source:
+        router = Router()
+        router.follow(source)
+        daemon.kill()
+        pathlib.Path(daemon.socket).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
+            hung.bind(daemon.socket)
+            hung.listen()
+            while not select.select([hung], [], [], 0)[0]:
+                assert source.take() == []
+            for _ in range(1000):  # asked, and never answered
+                begin = time.monotonic()
+                assert source.take() == []
+                assert time.monotonic() - begin < events._TIMEOUT_S / 2
+        pathlib.Path(daemon.socket).unlink()
+        daemon.start()
+        with daemon.connect() as worker:
+            source.share(worker.namespace(model="events"))
+            cache(worker, *range(8))
+            end = time.monotonic() + 60
+            while len(router.blocks) < 2:
+                router.take(source.take())
+                assert time.monotonic() < end
+        assert router.cleared == 2
+
+
+def test_a_source_may_be_closed_while_its_daemon_hangs(daemon):
+    source = events.Source(daemon.socket)
+    assert source.take() == [events.Cleared()]
+    daemon.kill()
+    pathlib.Path(daemon.socket).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hung:
+        hung.bind(daemon.socket)
+        hung.listen()
+        while not select.select([hung], [], [], 0)[0]:
+            assert source.take() == []
+        begin = time.monotonic()
+        source.close()
+        assert time.monotonic() - begin < events._TIMEOUT_S / 2
 
 
 def test_pages_are_named_by_the_rule_of_sglang():
