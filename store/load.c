@@ -205,8 +205,10 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	return load->n_pages * page_size;
 }
 
+/* End a load. What was copied is sealed by this, as far as it was not. */
 static void end(struct kvt_store *store, struct kvt_load *load)
 {
+	uint32_t n_positions = load->at * store->known.info.page_size;
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_load **at = &loads->first, *before = NULL;
 
@@ -218,7 +220,7 @@ static void end(struct kvt_store *store, struct kvt_load *load)
 	loads->n_pages -= pages_left(load);
 	loads->ended++;
 	loads->cut += pages_left(load) > 0;
-	kvt_seq_end(load->seq, 0, NULL, 0, KVT_IDLE, 0);
+	kvt_seq_end(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 	/* -EBUSY: another load is in it, and closes it. */
 	kvt_namespace_close(store->client, load->namespace_id);
 	unpin(store, load);
@@ -226,12 +228,15 @@ static void end(struct kvt_store *store, struct kvt_load *load)
 	free(load);
 }
 
-/* Seal what was copied. Others may have sealed more: continue behind it. */
+/* Seal what was copied, and copy on meanwhile. Others may have sealed more, as the answers to
+ * earlier commits tell: continue behind it. */
 static int commit(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t page_size = store->known.info.page_size, at;
-	int rc = kvt_seq_commit(load->seq, load->at * page_size, NULL, 0, KVT_IDLE, 0);
+	int rc = kvt_seq_commit_async(load->seq, load->at * page_size, NULL, 0, KVT_IDLE, 0);
 
+	if (rc == -EAGAIN) /* the ring is full */
+		rc = kvt_seq_commit(load->seq, load->at * page_size, NULL, 0, KVT_IDLE, 0);
 	if (rc != 0)
 		return rc;
 	at = kvt_seq_next(load->seq) / page_size;
@@ -311,8 +316,7 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 	}
 	if (there == 1 && copy(store, load, pages[load->at]) != 0)
 		return true; /* kvt_store_broken() */
-	if (pages_left(load) == 0 || load->at - load->committed >= (chunk ? chunk : 1) ||
-	    (there < 0 && load->at > load->committed))
+	if (pages_left(load) > 0 && load->at - load->committed >= (chunk ? chunk : 1))
 		rc = commit(store, load);
 	/* A mean over about eight pages. */
 	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;
