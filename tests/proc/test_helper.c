@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The helper processes of a store, without the store: good ones, and bad ones in all ways that
+ * tests/proc/helper.c has.
+ *
+ * Invariant: a request completes exactly once, with nothing if its helper is bad. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "store/helper.h"
+#include "tests/lib/cases.h"
+#include "tests/lib/harness.h"
+
+#define RECORD 4096u
+#define PAGES 8u
+#define SEALS (PAGES * RECORD)
+#define BYTES (SEALS + PAGES * sizeof(struct kvt_helper_seal))
+
+static char folder[64], command[256];
+static struct kvt_helper helper;
+static uint8_t *memory;
+static int epoll, memory_fd;
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void start_helper(uint64_t patience_ns)
+{
+	struct kvt_helper_options options = {
+		.command = command, .patience_ns = patience_ns, .memory_fd = memory_fd,
+		.memory_bytes = BYTES, .record_bytes = RECORD, .batch_bytes = BYTES,
+	};
+
+	kvt_test_equal(kvt_helper_init(&helper, &options, epoll), 0);
+}
+
+static int start(void **state)
+{
+	strcpy(folder, "/tmp/kvt-helper-XXXXXX");
+	kvt_test_check(mkdtemp(folder));
+	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
+	memory_fd = memfd_create("memory", MFD_CLOEXEC);
+	kvt_test_equal(ftruncate(memory_fd, BYTES), 0);
+	memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	start_helper(60000000000);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	char remove[80];
+
+	kvt_helper_destroy(&helper);
+	munmap(memory, BYTES);
+	close(memory_fd);
+	close(epoll);
+	snprintf(remove, sizeof(remove), "rm -r %s", folder);
+	kvt_test_equal(system(remove), 0);
+	return 0;
+}
+
+static void make_bad(const char *way)
+{
+	char path[128];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, way);
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	kvt_test_check(fd >= 0);
+	close(fd);
+}
+
+static void make_good(const char *way)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", folder, way);
+	kvt_test_equal(unlink(path), 0);
+}
+
+/* One turn. Sleeps until the helper has said something, or for a moment. */
+static bool turn(struct kvt_helper_done *done)
+{
+	struct epoll_event event;
+
+	if (kvt_helper_turn(&helper, now_ns(), done))
+		return true;
+	epoll_wait(epoll, &event, 1, 10);
+	return false;
+}
+
+static void await_state(enum kvt_helper_state state)
+{
+	struct kvt_helper_done done;
+
+	while (helper.state != state)
+		kvt_test_check(!turn(&done));
+}
+
+static struct kvt_helper_page page_of(uint32_t i, uint32_t record)
+{
+	struct kvt_helper_page page = {
+		.record_at = record * RECORD,
+		.seal_at = SEALS + record * sizeof(struct kvt_helper_seal),
+	};
+
+	memset(page.name, (int)(i + 1), sizeof(page.name));
+	return page;
+}
+
+static struct kvt_helper_seal *seal_of(const struct kvt_helper_page *page)
+{
+	return (struct kvt_helper_seal *)(memory + page->seal_at);
+}
+
+/* Ask for pages [0, n) in records from `record` on. */
+static void ask(enum kvt_helper_type kind, uint32_t n, uint32_t record)
+{
+	struct kvt_helper_page *pages = kvt_helper_room(&helper, kind);
+
+	kvt_test_check(pages);
+	for (uint32_t i = 0; i < n; i++)
+		pages[i] = page_of(i, record + i);
+	kvt_test_equal(kvt_helper_ask(&helper, kind, n, now_ns()), 0);
+	kvt_test_check(!kvt_helper_room(&helper, kind)); /* one at a time */
+}
+
+/* Await a completion. Returns its bits. */
+static uint64_t await_done(enum kvt_helper_type kind, uint32_t n)
+{
+	struct kvt_helper_done done;
+
+	while (!turn(&done))
+		;
+	kvt_test_equal(done.kind, kind);
+	kvt_test_equal(done.n_pages, n);
+	return done.bits[0];
+}
+
+static void put(uint32_t n)
+{
+	await_state(KVT_HELPER_IS_READY);
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvt_helper_page page = page_of(i, i);
+
+		memset(memory + page.record_at, (int)(i * 3 + 1), RECORD);
+		kvt_helper_seal(seal_of(&page), page.name, memory + page.record_at, RECORD);
+	}
+	ask(KVT_HELPER_PUT, n, 0);
+	kvt_test_equal(await_done(KVT_HELPER_PUT, n), (1ull << n) - 1);
+}
+
+static bool is_sealed(uint32_t i, uint32_t record)
+{
+	struct kvt_helper_page page = page_of(i, record);
+
+	return kvt_helper_sealed(seal_of(&page), page.name, memory + page.record_at, RECORD);
+}
+
+TEST_WITH(pages_come_back_with_their_seals, start, stop)
+{
+	put(3);
+	ask(KVT_HELPER_EXISTS, 5, 0);
+	kvt_test_equal(await_done(KVT_HELPER_EXISTS, 5), 7);
+	ask(KVT_HELPER_GET, 4, 4);
+	kvt_test_equal(await_done(KVT_HELPER_GET, 4), 7);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_equal(is_sealed(i, 4 + i), i < 3);
+	kvt_test_equal(memory[5 * RECORD], 4);
+}
+
+TEST_WITH(a_seal_finds_each_wrong_bit_and_anothers_page, start, stop)
+{
+	uint8_t *seal = memory + SEALS;
+
+	put(2);
+	kvt_test_check(is_sealed(0, 0) && is_sealed(1, 1));
+	kvt_test_check(!is_sealed(1, 0));
+	for (uint32_t bit = 0; bit < 8 * sizeof(struct kvt_helper_seal); bit++) {
+		seal[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		kvt_test_check(!is_sealed(0, 0));
+		seal[bit / 8] ^= (uint8_t)(1 << bit % 8);
+	}
+	for (uint32_t bit = 0; bit < 8 * RECORD; bit += 101) {
+		memory[bit / 8] ^= (uint8_t)(1 << bit % 8);
+		kvt_test_check(!is_sealed(0, 0));
+		memory[bit / 8] ^= (uint8_t)(1 << bit % 8);
+	}
+	kvt_test_check(is_sealed(0, 0));
+}
+
+TEST_WITH(what_is_swapped_flipped_or_missing_is_not_sealed, start, stop)
+{
+	static const char *const ways[] = { "swapped", "flipped", "empty" };
+
+	put(3);
+	for (uint32_t i = 0; i < 3; i++) {
+		make_bad(ways[i]);
+		memset(memory + 4 * RECORD, 0, 3 * RECORD);
+		memset(memory + SEALS + 4 * sizeof(struct kvt_helper_seal), 0,
+		       3 * sizeof(struct kvt_helper_seal));
+		ask(KVT_HELPER_GET, 3, 4);
+		kvt_test_equal(await_done(KVT_HELPER_GET, 3), 7);
+		kvt_test_check(!is_sealed(1, 5));
+		make_good(ways[i]);
+	}
+}
+
+TEST_WITH(all_kinds_may_be_open_at_once, start, stop)
+{
+	struct kvt_helper_done done;
+	uint32_t seen = 0;
+
+	put(2);
+	ask(KVT_HELPER_EXISTS, 2, 0);
+	ask(KVT_HELPER_GET, 2, 4);
+	ask(KVT_HELPER_PUT, 2, 0);
+	for (int n = 0; n < 3; n++) {
+		while (!turn(&done))
+			;
+		kvt_test_equal(done.bits[0], 3);
+		seen |= 1u << done.kind;
+	}
+	kvt_test_equal(seen, 7u << KVT_HELPER_EXISTS);
+}
+
+TEST_WITH(a_helper_that_lies_or_ends_is_replaced, start, stop)
+{
+	static const char *const ways[] = { "exit", "short", "stranger" };
+
+	for (uint32_t i = 0; i < 3; i++) {
+		put(2);
+		make_bad(ways[i]);
+		ask(KVT_HELPER_GET, 2, 4);
+		kvt_test_equal(await_done(KVT_HELPER_GET, 2), 0);
+		kvt_test_equal(helper.state, KVT_HELPER_STOPPED);
+		kvt_test_check(!kvt_helper_room(&helper, KVT_HELPER_GET));
+		make_good(ways[i]);
+		await_state(KVT_HELPER_IS_READY);
+		kvt_test_equal(helper.starts, i + 2);
+		ask(KVT_HELPER_GET, 2, 4);
+		kvt_test_equal(await_done(KVT_HELPER_GET, 2), 3);
+	}
+}
+
+TEST_WITH(a_killed_helper_completes_all_that_is_open, start, stop)
+{
+	uint32_t seen = 0;
+
+	put(2);
+	make_bad("silent");
+	for (int kind = KVT_HELPER_EXISTS; kind <= KVT_HELPER_PUT; kind++)
+		ask(kind, 2, 0);
+	kvt_test_equal(kill(helper.pid, SIGKILL), 0);
+	for (int n = 0; n < 3; n++) {
+		struct kvt_helper_done done;
+
+		while (!turn(&done))
+			;
+		kvt_test_equal(done.bits[0], 0);
+		seen |= 1u << done.kind;
+	}
+	kvt_test_equal(seen, 7u << KVT_HELPER_EXISTS);
+}
+
+TEST_WITH(a_silent_helper_is_killed_when_patience_ends, start, stop)
+{
+	put(2);
+	make_bad("silent");
+	ask(KVT_HELPER_GET, 2, 4);
+	ask(KVT_HELPER_EXISTS, 1, 0);
+	helper.options.patience_ns = 1000000;
+	kvt_test_equal(await_done(KVT_HELPER_EXISTS, 1), 0);
+	kvt_test_equal(await_done(KVT_HELPER_GET, 2), 0);
+	kvt_test_equal(helper.kills, 1);
+}
+
+TEST_WITH(one_that_cannot_be_started_is_tried_less_and_less, start, stop)
+{
+	struct kvt_helper_done done;
+
+	helper.options.command = "/nowhere/helper";
+	while (helper.starts < 3)
+		kvt_test_check(!turn(&done));
+	await_state(KVT_HELPER_STOPPED);
+	kvt_test_equal(helper.failures, 3);
+	kvt_test_check(!kvt_helper_turn(&helper, helper.start_ns - 1, &done));
+	kvt_test_equal(helper.starts, 3);
+}
+
+TEST_WITH(one_that_is_never_ready_is_asked_nothing, start, stop)
+{
+	struct kvt_helper_done done;
+
+	make_bad("never-ready");
+	kvt_test_check(!turn(&done));
+	kvt_test_equal(helper.state, KVT_HELPER_STARTING);
+	kvt_test_check(!kvt_helper_room(&helper, KVT_HELPER_EXISTS));
+	helper.options.patience_ns = 1;
+	while (helper.kills == 0)
+		kvt_test_check(!turn(&done));
+}
