@@ -80,8 +80,11 @@ int kvt_store_follow(struct kvt_store *store)
 /* End the copy that was begun, if there is one. */
 static void end_copy(struct kvt_store *store, bool complete)
 {
-	if (store->copy.page)
-		kvt_copy_end(&store->tier, &store->known, &store->copy, complete);
+	const struct kvt_copy *copy = &store->copy;
+
+	if (copy->page && kvt_copy_end(&store->tier, &store->known, copy, complete) &&
+	    kvt_index_find(&store->tier.index, &copy->chain) == copy->entry)
+		kvt_remote_store(store->remote, copy->entry);
 	store->copy.page = 0;
 }
 

@@ -21,6 +21,7 @@
 
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
 #define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
+#define LATE_NS 1000000000ull /* a load ends that waits for a page so long */
 
 struct kvt_load_page {
 	struct kvt_chain name;
@@ -172,6 +173,22 @@ static uint32_t pages_left(const struct kvt_load *load)
 	return load->first + load->n_pages - load->at;
 }
 
+uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,
+			  const uint32_t *keys, struct kvt_chain *ret_names, uint32_t most)
+{
+	uint32_t page_size = store->known.info.page_size, n = 0;
+	struct kvt_chain chain;
+
+	if (!chain_of_anchor(store, ask, &chain))
+		return 0;
+	for (uint32_t i = 0; i < ask->n_keys / page_size && n < most; i++) {
+		kvt_chain_next(&chain, keys + (uint64_t)i * page_size, page_size, &chain);
+		if (n > 0 || !kvt_tier_has(&store->tier, &chain))
+			ret_names[n++] = chain;
+	}
+	return n;
+}
+
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
 			const uint32_t *keys)
 {
@@ -312,7 +329,9 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 
 	if (wanted && there == 0) {
 		load->waits_ns = load->waits_ns ? load->waits_ns : begun_ns;
-		return false;
+		if (begun_ns - load->waits_ns < LATE_NS)
+			return false;
+		there = -ETIMEDOUT;
 	}
 	if (there == 1 && copy(store, load, pages[load->at]) != 0)
 		return true; /* kvt_store_broken() */

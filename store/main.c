@@ -27,6 +27,9 @@
 #define DEFAULT_MIN_POSITIONS 256u
 #define DEFAULT_QUEUE_PAGES 4096u
 #define DEFAULT_LOAD_PERCENT 12u
+#define DEFAULT_HELPER_WAIT_MS 4u
+#define DEFAULT_HELPER_BATCH_BYTES (16ull << 20)
+#define HELPER_QUEUE_PAGES 4096u
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
 
@@ -41,7 +44,9 @@ static void on_signal(int number)
 static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH] [--ram-bytes SIZE] [--min-positions N]\n"
-		"                 [--queue-pages N] [--load-percent N]\n\n"
+		"                 [--queue-pages N] [--load-percent N]\n"
+		"                 [--helper COMMAND [--helper-wait-ms N]\n"
+		"                 [--helper-batch-bytes SIZE]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                     " DEFAULT_SOCKET ". The store's own socket is\n"
 		"                     beside it, with .store instead of .sock\n"
@@ -49,8 +54,14 @@ static void usage(FILE *to)
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
+		"  --helper COMMAND   keep pages in a distributed store, too, by this process:\n"
+		"                     \"python3 -m kvtrunk.store mooncake\", or redis\n"
+		"  --helper-wait-ms N\n"
+		"                     time of it to say what it has; default: %u\n"
+		"  --helper-batch-bytes SIZE\n"
+		"                     most that it moves in one call; default: 16M\n"
 		"  --help, --version\n", DEFAULT_MIN_POSITIONS, DEFAULT_QUEUE_PAGES,
-		DEFAULT_LOAD_PERCENT);
+		DEFAULT_LOAD_PERCENT, DEFAULT_HELPER_WAIT_MS);
 }
 
 /* Read "64G". */
@@ -86,11 +97,15 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "min-positions", required_argument, NULL, 'm' },
 		{ "queue-pages", required_argument, NULL, 'q' },
 		{ "load-percent", required_argument, NULL, 'l' },
+		{ "helper", required_argument, NULL, 'x' },
+		{ "helper-wait-ms", required_argument, NULL, 'w' },
+		{ "helper-batch-bytes", required_argument, NULL, 'y' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
 	const char *allowed = NULL;
+	uint32_t ms = 0;
 	int option, at = 0;
 
 	while (!allowed && (option = getopt_long(argc, argv, "", words, &at)) != -1) {
@@ -113,6 +128,20 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		case 'l':
 			if (!parse_count(optarg, 100, &options->load_percent))
 				allowed = "1 to 100";
+			break;
+		case 'x':
+			options->remote.command = optarg;
+			if (!*optarg)
+				allowed = "a command";
+			break;
+		case 'w':
+			if (!parse_count(optarg, 60000, &ms))
+				allowed = "1 to 60000";
+			options->remote.wait_ns = ms * 1000000ull;
+			break;
+		case 'y':
+			if (!parse_size(optarg, &options->remote.batch_bytes))
+				allowed = "a size above 0, as 16M";
 			break;
 		case 'h':
 			usage(stdout);
@@ -204,6 +233,7 @@ static int serve_until_stopped(struct kvt_server *server)
 		bool asked = kvt_server_wait(server, busy ? 0 : wait_ms);
 
 		busy = store->client && follow(store) > 0;
+		busy |= kvt_remote_turn(store->remote);
 		busy |= kvt_tier_arrivals(&store->tier);
 		kvt_server_turn(server);
 		if (!store->client) {
@@ -235,6 +265,9 @@ int main(int argc, char **argv)
 			.min_positions = DEFAULT_MIN_POSITIONS,
 			.queue_pages = DEFAULT_QUEUE_PAGES,
 			.load_percent = DEFAULT_LOAD_PERCENT,
+			.remote.wait_ns = DEFAULT_HELPER_WAIT_MS * 1000000ull,
+			.remote.batch_bytes = DEFAULT_HELPER_BATCH_BYTES,
+			.remote.queue_pages = HELPER_QUEUE_PAGES,
 		},
 	};
 	int status = parse_options(&store.options, argc, argv);
@@ -266,6 +299,7 @@ int main(int argc, char **argv)
 	if (store.client)
 		kvt_store_disconnect(&store);
 	kvt_device_close(store.device);
+	kvt_remote_close(store.remote);
 	kvt_tier_destroy(&store.tier);
 	return status;
 }

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
@@ -20,6 +21,7 @@
 #include "store/serve.h"
 
 #define BACKLOG 64
+#define PARKED_MOST 64u /* each has its keys */
 
 struct kvt_peer {
 	struct kvt_peer *next;
@@ -27,6 +29,23 @@ struct kvt_peer {
 	uid_t uid;
 	const uint32_t *keys; /* the key area, which the peer writes */
 };
+
+/* A FETCH that is answered when the helper has told which pages there are. */
+struct kvt_parked {
+	struct kvt_parked *next;
+	struct kvt_peer *peer;
+	struct kvt_store_fetch ask;
+	uint64_t round, until_ns;
+	uint32_t keys[]; /* a private copy */
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
 
 /* ---- the name */
 
@@ -120,7 +139,8 @@ int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const ch
 		return refuse(why, path, -ENAMETOOLONG);
 	memcpy(server->path, path, strlen(path));
 	server->keys = malloc(KVT_STORE_KEYS * sizeof(*server->keys));
-	rc = server->keys ? listen_at(server) : -ENOMEM;
+	server->names = malloc(KVT_HELPER_PAGES * sizeof(*server->names));
+	rc = server->keys && server->names ? listen_at(server) : -ENOMEM;
 	if (rc == 0)
 		return 0;
 	if (rc == -EADDRINUSE || rc == -EEXIST)
@@ -131,10 +151,26 @@ int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const ch
 
 /* ---- peers */
 
+static struct kvt_parked *unpark(struct kvt_server *server, struct kvt_parked **at)
+{
+	struct kvt_parked *parked = *at;
+
+	*at = parked->next;
+	server->n_parked--;
+	return parked;
+}
+
 static void drop(struct kvt_server *server, struct kvt_peer *peer)
 {
+	struct kvt_parked **waiting = &server->parked;
 	struct kvt_peer **at = &server->peers;
 
+	while (*waiting) {
+		if ((*waiting)->peer == peer)
+			free(unpark(server, waiting));
+		else
+			waiting = &(*waiting)->next;
+	}
 	while (*at != peer)
 		at = &(*at)->next;
 	*at = peer->next;
@@ -160,6 +196,7 @@ void kvt_server_close(struct kvt_server *server)
 	if (server->epoll >= 0)
 		close(server->epoll);
 	free(server->keys);
+	free(server->names);
 	*server = (struct kvt_server){ .listener = -1, .epoll = -1 };
 }
 
@@ -292,12 +329,12 @@ static void reply(struct kvt_server *server, struct kvt_peer *peer, const void *
 }
 
 static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
-			 const struct kvt_store_fetch *ask)
+			 const struct kvt_store_fetch *ask, uint32_t positions)
 {
 	const struct kvt_loads *loads = &server->store->loads;
 	struct kvt_store_answer answer = {
 		.head = head_of(KVT_STORE_ANSWER, sizeof(answer), ask->head.cookie),
-		.positions = fetch(server, peer, ask),
+		.positions = positions,
 	};
 
 	server->asked++;
@@ -307,11 +344,63 @@ static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
 	reply(server, peer, &answer, sizeof(answer));
 }
 
+/* Ask the helper for what no tier has. Returns true if the answer waits for it. */
+static bool park(struct kvt_server *server, struct kvt_peer *peer,
+		 const struct kvt_store_fetch *ask)
+{
+	const struct kvt_store *store = server->store;
+	struct kvt_parked **end = &server->parked, *parked;
+	uint32_t n;
+
+	if (!store->remote || !store->client || server->n_parked == PARKED_MOST)
+		return false;
+	parked = malloc(sizeof(*parked) + ask->n_keys * sizeof(*parked->keys));
+	if (!parked)
+		return false;
+	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask,
+				       .until_ns = now_ns() + store->options.remote.wait_ns };
+	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
+	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
+	parked->round = kvt_remote_ask(store->remote, server->names, n);
+	if (!parked->round) {
+		free(parked);
+		return false;
+	}
+	while (*end)
+		end = &(*end)->next;
+	*end = parked;
+	server->n_parked++;
+	return true;
+}
+
+/* Answer FETCHes that wait no longer. */
+static void answer_parked(struct kvt_server *server)
+{
+	struct kvt_parked **at = &server->parked;
+	struct kvt_store *store = server->store;
+	uint64_t now = now_ns();
+
+	while (*at) {
+		struct kvt_parked *parked = *at;
+
+		if (!kvt_remote_answered(store->remote, parked->round) && now < parked->until_ns) {
+			at = &parked->next;
+			continue;
+		}
+		unpark(server, at);
+		answer_fetch(server, parked->peer, &parked->ask, store->client ?
+			     kvt_load_begin(store, &parked->ask, parked->keys) : 0);
+		free(parked);
+		at = &server->parked; /* its peer may have been dropped, with others of it */
+	}
+}
+
 static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint64_t cookie)
 {
 	const struct kvt_store *store = server->store;
 	const struct kvt_tier *tier = &store->tier;
 	const struct kvt_loads *loads = &store->loads;
+	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
 	struct kvt_store_status status = {
 		.head = head_of(KVT_STORE_STATUS, sizeof(status), cookie),
 		.connected = store->client != NULL,
@@ -330,6 +419,12 @@ static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint
 		.loaded_pages = loads->loaded,
 		.fetches = server->asked,
 		.hits = server->answered,
+		.helper_ready = remote.ready,
+		.helper_starts = remote.starts,
+		.helper_read_pages = remote.got,
+		.helper_bad_pages = remote.bad,
+		.helper_written_pages = remote.stored,
+		.helper_dropped_pages = remote.dropped,
 	};
 
 	reply(server, peer, &status, sizeof(status));
@@ -346,14 +441,18 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 	if (bytes == sizeof(ask.head) && head_ok(&ask.head, KVT_STORE_STATUS, sizeof(ask.head)))
 		answer_status(server, peer, ask.head.cookie);
 	else if (bytes == sizeof(ask) && head_ok(&ask.head, KVT_STORE_FETCH, sizeof(ask)) &&
-		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at)
-		answer_fetch(server, peer, &ask);
-	else
+		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at) {
+		if (!park(server, peer, &ask))
+			answer_fetch(server, peer, &ask, fetch(server, peer, &ask));
+	} else {
 		drop(server, peer);
+	}
 }
 
 bool kvt_server_wait(struct kvt_server *server, int wait_ms)
 {
+	if (server->parked && wait_ms > 1)
+		wait_ms = 1;
 	server->n_events = epoll_wait(server->epoll, server->events, KVT_STORE_EVENTS, wait_ms);
 	return server->n_events > 0;
 }
@@ -369,4 +468,5 @@ void kvt_server_turn(struct kvt_server *server)
 			serve(server, from);
 	}
 	server->n_events = 0;
+	answer_parked(server);
 }

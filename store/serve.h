@@ -18,6 +18,7 @@
 #define KVT_STORE_EVENTS 16u /* peers that a turn serves */
 
 struct kvt_peer;
+struct kvt_parked;
 
 struct kvt_server {
 	struct kvt_store *store;
@@ -28,6 +29,9 @@ struct kvt_server {
 	struct epoll_event events[KVT_STORE_EVENTS];
 	int n_events;
 	uint32_t n_peers;
+	struct kvt_parked *parked; /* FETCHes that wait for the helper, oldest first */
+	uint32_t n_parked;
+	struct kvt_chain *names; /* KVT_HELPER_PAGES: those that one FETCH asks for */
 	uint64_t asked, answered; /* FETCHes; those with positions */
 };
 
@@ -36,9 +40,10 @@ struct kvt_server {
 int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
 		    struct kvt_error *why);
 void kvt_server_close(struct kvt_server *server);
-/** Wait until peers sent something, for `wait_ms` at most. Returns true if they did. */
+/** Wait until peers sent something, for `wait_ms` at most, 1 if a FETCH waits. Returns true if they
+ * did. */
 bool kvt_server_wait(struct kvt_server *server, int wait_ms);
-/** Take one message of each of these peers. What they probed must have been taken from the feed. */
+/** Take one message of each of these peers, and answer what waits no longer for the helper. What they probed must have been taken from the feed. */
 void kvt_server_turn(struct kvt_server *server);
 /** Drop all peers: they fetch for a pool that is gone. */
 void kvt_server_drop_peers(struct kvt_server *server);

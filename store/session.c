@@ -74,7 +74,8 @@ static int make_tier(struct kvt_store *store, struct kvt_error *why)
 			    "restart the store");
 	if (store->tier.ram)
 		return 0;
-	rc = kvt_tier_init(&store->tier, store->options.ram_bytes, record_bytes);
+	rc = kvt_tier_init(&store->tier, store->options.ram_bytes, record_bytes,
+			   store->options.remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
 		return fail(why, -EINVAL, rc == -EINVAL ?
 			    "ram_bytes has no room for a page of %llu bytes" :
@@ -82,20 +83,24 @@ static int make_tier(struct kvt_store *store, struct kvt_error *why)
 			    (unsigned long long)(rc == -EINVAL ? record_bytes :
 						 store->options.ram_bytes));
 	kvt_progress_begin(&line, false);
-	for (; rc == 0 && at < store->tier.ram_bytes; at += n) {
-		n = store->tier.ram_bytes - at < ALLOCATE_BYTES ? store->tier.ram_bytes - at :
-								  ALLOCATE_BYTES;
+	for (; rc == 0 && at < store->tier.mapped_bytes; at += n) {
+		n = store->tier.mapped_bytes - at;
+		n = n < ALLOCATE_BYTES ? n : ALLOCATE_BYTES;
 		if (madvise(store->tier.ram + at, n, MADV_POPULATE_WRITE) != 0 &&
 		    errno != EINVAL && errno != EAGAIN)
 			rc = -errno;
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: allocating, %llu of %llu MiB",
 					   (unsigned long long)(at >> 20),
-					   (unsigned long long)(store->tier.ram_bytes >> 20));
+					   (unsigned long long)(store->tier.mapped_bytes >> 20));
 	}
 	kvt_progress_end(&line);
 	if (rc == 0 && store->slabs.device)
 		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
+	if (rc == 0 && store->options.remote.command) {
+		store->options.remote.record_bytes = record_bytes;
+		rc = kvt_remote_open(&store->remote, &store->tier, &store->options.remote);
+	}
 	if (rc == 0)
 		return 0;
 	kvt_tier_destroy(&store->tier);

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/tier.h"
+#include "store/remote.h"
 
 /** Bytes that a turn copies in each direction: at least a page. */
 #define KVT_STORE_TURN_BYTES (512ull << 10)
@@ -27,6 +27,7 @@ struct kvt_store_fetch;
 struct kvt_store_options {
 	const char *daemon_path; /* the daemon's socket */
 	uint64_t ram_bytes;
+	struct kvt_remote_options remote;
 	uint32_t min_positions;
 	uint32_t queue_pages;
 	uint32_t load_percent; /* of the pool's pages, in all loads together */
@@ -51,6 +52,7 @@ struct kvt_store {
 	struct kvt_slabs slabs;
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
+	struct kvt_remote *remote; /* NULL: none */
 	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
 	struct kvt_loads loads;
 };
@@ -83,6 +85,10 @@ bool kvt_store_copy(struct kvt_store *store);
  * page's. */
 bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 		       const uint32_t *keys);
+/** Name the pages of a FETCH from the first on that no tier has; `keys` are a private copy. Returns
+ * their number. */
+uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,
+			  const uint32_t *keys, struct kvt_chain *ret_names, uint32_t most);
 /** Begin to load what a FETCH lacks; `keys` are a private copy. Returns the positions that will be
  * loaded: they are announced. 0: none. */
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,

@@ -2,40 +2,67 @@
 #include "store/tier.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "shm/assert.h"
 #include "shm/atomic.h"
 #include "shm/map.h"
 
-int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes)
+/* Map memory that nothing else has, or that helpers share. */
+static int map_memory(struct kvt_tier *tier, bool shared)
 {
-	uint64_t n = record_bytes ? ram_bytes / record_bytes : 0;
+	int flags = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+
+	if (shared) {
+		tier->memory_fd = memfd_create("kvtstored-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+		if (tier->memory_fd < 0 ||
+		    ftruncate(tier->memory_fd, (off_t)tier->mapped_bytes) != 0 ||
+		    fcntl(tier->memory_fd, F_ADD_SEALS,
+			  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+			return -errno;
+	}
+	tier->ram = kvt_map(tier->mapped_bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE,
+			    tier->memory_fd);
+	if (!tier->ram)
+		return -errno;
+	/* A crash need not write it to disk. */
+	madvise(tier->ram, tier->mapped_bytes, MADV_DONTDUMP);
+	madvise(tier->ram, tier->mapped_bytes, MADV_HUGEPAGE);
+	return 0;
+}
+
+int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes,
+		  uint32_t seal_bytes)
+{
+	uint64_t n = record_bytes ? ram_bytes / (record_bytes + seal_bytes) : 0;
 	int rc;
 
 	if (n == 0)
 		return -EINVAL;
 	if (n > KVT_INDEX_MAX)
 		n = KVT_INDEX_MAX;
-	*tier = (struct kvt_tier){ .ram_bytes = n * record_bytes, .record_bytes = record_bytes };
-	tier->ram = kvt_map(tier->ram_bytes, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
-	if (!tier->ram)
-		return -errno;
-	/* A crash need not write it to disk. */
-	madvise(tier->ram, tier->ram_bytes, MADV_DONTDUMP);
-	madvise(tier->ram, tier->ram_bytes, MADV_HUGEPAGE);
-	rc = kvt_index_init(&tier->index, (uint32_t)n);
+	*tier = (struct kvt_tier){ .ram_bytes = n * record_bytes, .record_bytes = record_bytes,
+				   .mapped_bytes = n * (record_bytes + seal_bytes),
+				   .memory_fd = -1 };
+	rc = map_memory(tier, seal_bytes > 0);
+	if (rc == 0)
+		rc = kvt_index_init(&tier->index, (uint32_t)n);
 	if (rc != 0)
 		kvt_tier_destroy(tier);
+	else if (seal_bytes)
+		tier->seals = tier->ram + tier->ram_bytes;
 	return rc;
 }
 
 void kvt_tier_destroy(struct kvt_tier *tier)
 {
 	if (tier->ram)
-		munmap(tier->ram, tier->ram_bytes);
+		munmap(tier->ram, tier->mapped_bytes);
+	if (tier->mapped_bytes && tier->memory_fd >= 0)
+		close(tier->memory_fd);
 	kvt_index_destroy(&tier->index);
 	*tier = (struct kvt_tier){ .ram = NULL };
 }

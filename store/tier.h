@@ -39,6 +39,9 @@ struct kvt_tier {
 	uint8_t *ram;
 	uint64_t ram_bytes;
 	uint64_t record_bytes;
+	int memory_fd;         /* of memory that a helper shares; -1: none does */
+	uint8_t *seals;        /* of records, for a helper; NULL: none */
+	uint64_t mapped_bytes; /* records and seals */
 	uint32_t last; /* entry that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
@@ -56,8 +59,10 @@ struct kvt_copy {
 	struct kvt_chain chain;
 };
 
-/** Make a tier of about ram_bytes, not yet allocated. -ENOMEM; -EINVAL: less than a record. */
-int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes);
+/** Make a tier of about ram_bytes, not yet allocated, with seal_bytes for each record. 0: no helper
+ * shares its memory. -ENOMEM; -EINVAL: less than a record. */
+int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes,
+		  uint32_t seal_bytes);
 void kvt_tier_destroy(struct kvt_tier *tier);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);

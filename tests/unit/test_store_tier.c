@@ -49,7 +49,7 @@ static void change(uint32_t type, uint32_t page)
 static int start(void **state)
 {
 	assert_int_equal(kvt_known_init(&known, &info, 8), 0);
-	assert_int_equal(kvt_tier_init(&tier, 5 * 2 * BYTES + 1, 2 * BYTES), 0);
+	assert_int_equal(kvt_tier_init(&tier, 5 * 2 * BYTES + 1, 2 * BYTES, 0), 0);
 	assert_int_equal(tier.index.n_entries, 5);
 	slabs = (struct kvt_slabs){ .n_slabs = 2, .n_pieces = 2, .record_bytes = 2 * BYTES,
 				    .bases = { memory[0], memory[1] } };
@@ -286,7 +286,7 @@ static int start_below(void **state)
 	n_reads = n_ended = 0;
 	read_good = true;
 	kvt_tier_destroy(&tier);
-	assert_int_equal(kvt_tier_init(&tier, 12 * 2 * BYTES, 2 * BYTES), 0);
+	assert_int_equal(kvt_tier_init(&tier, 12 * 2 * BYTES, 2 * BYTES, 0), 0);
 	tier.below[0] = (struct kvt_below){ .self = reads, .fd = -1, .has = below_has,
 					    .read = below_read, .arrived = below_arrived };
 	tier.n_below = 1;

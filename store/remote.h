@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_REMOTE_H
+#define KVT_STORE_REMOTE_H
+
+/**
+ * @file remote.h
+ * A distributed store as a tier below the memory, by a helper process.
+ *
+ * What it has is known only by asking. So a FETCH is asked for first, and answered when the helper
+ * has answered, or in time without it; until then names are not had. Pages that are copied out of
+ * the pool are stored through it, as far as it keeps up.
+ *
+ * A GET that is late or brings nothing closes it for a while, which doubles: EXISTS is no promise
+ * in such stores, and one that hangs must cost no more than one load.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/helper.h"
+#include "store/tier.h"
+
+#define KVT_REMOTE_LATE_NS 1000000000ull /* a GET that takes longer */
+
+struct kvt_remote_options {
+	const char *command; /* NULL: none */
+	uint64_t record_bytes; /* of a page; the tier may have more */
+	uint64_t batch_bytes;  /* of a GET or PUT */
+	uint64_t wait_ns;      /* a FETCH waits so long for the helper */
+	uint32_t queue_pages;  /* that wait to be stored */
+};
+
+struct kvt_remote_counts {
+	uint64_t ready; /* 1: now */
+	uint64_t starts;
+	uint64_t got, bad;        /* pages: brought; promised, and missing or not as they were */
+	uint64_t stored, dropped; /* pages; dropped: the helper was slow, or refused them */
+};
+
+struct kvt_remote;
+
+/** Make it a tier below `tier`, whose memory is shared. The helper is started by the first turn.
+ * -ENOMEM and the like. */
+int kvt_remote_open(struct kvt_remote **ret_remote, struct kvt_tier *tier,
+		    const struct kvt_remote_options *options);
+/** Kill the helper. NULL: none. */
+void kvt_remote_close(struct kvt_remote *remote);
+struct kvt_remote_counts kvt_remote_count(const struct kvt_remote *remote);
+
+/** Do what is due. Returns true if there was something. */
+bool kvt_remote_turn(struct kvt_remote *remote);
+
+/** Have names asked for. Returns the round that answers; 0: they are not asked. */
+uint64_t kvt_remote_ask(struct kvt_remote *remote, const struct kvt_chain *names, uint32_t n);
+/** Return true if a round was answered, or will not be. */
+bool kvt_remote_answered(const struct kvt_remote *remote, uint64_t round);
+
+/** Store the page of an entry that was just published. NULL: nothing is done. */
+void kvt_remote_store(struct kvt_remote *remote, uint32_t entry);
+
+#endif
