@@ -70,10 +70,12 @@ struct kvt_store_status {
 	uint64_t open_loads, loading_pages; /* now */
 	uint64_t loads, cut_loads, loaded_pages;
 	uint64_t fetches, hits; /* asked; answered with positions */
-	uint64_t helper_ready;  /* 1: the distributed store may be asked now; 0: also without one */
+	uint64_t helper_ready;  /* 1: the distributed store may be asked now */
 	uint64_t helper_starts;
-	uint64_t helper_read_pages, helper_bad_pages; /* bad: missing, or not as they were written */
-	uint64_t helper_written_pages, helper_dropped_pages; /* dropped: it was slow or failed */
+	uint64_t helper_read_pages;
+	uint64_t helper_bad_pages; /* missing, or not as they were written */
+	uint64_t helper_written_pages;
+	uint64_t helper_dropped_pages; /* not written: it was slow or failed */
 };
 _Static_assert(sizeof(struct kvt_store_status) == 200, "kvt_store_status");
 

@@ -43,7 +43,8 @@ void kvt_server_close(struct kvt_server *server);
 /** Wait until peers sent something, for `wait_ms` at most, 1 if a FETCH waits. Returns true if they
  * did. */
 bool kvt_server_wait(struct kvt_server *server, int wait_ms);
-/** Take one message of each of these peers, and answer what waits no longer for the helper. What they probed must have been taken from the feed. */
+/** Take one message of each of these peers, and answer FETCHes that wait no longer for the helper.
+ * What they probed must have been taken from the feed. */
 void kvt_server_turn(struct kvt_server *server);
 /** Drop all peers: they fetch for a pool that is gone. */
 void kvt_server_drop_peers(struct kvt_server *server);

@@ -18,8 +18,20 @@
 void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
 			  const char *ram)
 {
+	kvt_test_store_start_with(store, daemon, ram, (const char *[]){ NULL });
+}
+
+void kvt_test_store_start_with(struct kvt_test_store *store,
+			       const struct kvt_test_daemon *daemon, const char *ram,
+			       const char *const *more)
+{
 	char program[640], socket_path[128];
-	int ends[2];
+	const char *arguments[24] = { program, "--socket", socket_path, "--ram-bytes", ram,
+				      "--min-positions", "64", "--load-percent", "50" };
+	int ends[2], n = 9;
+
+	while (n < 23 && *more)
+		arguments[n++] = *more++;
 
 	snprintf(program, sizeof(program), "%s/kvtstored", kvt_test_build());
 	snprintf(socket_path, sizeof(socket_path), "%s", daemon->socket);
@@ -31,8 +43,7 @@ void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_da
 	if (store->pid == 0) {
 		dup2(ends[1], 2);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		execl(program, program, "--socket", socket_path, "--ram-bytes", ram,
-		      "--min-positions", "64", "--load-percent", "50", NULL);
+		execv(program, (char *const *)arguments);
 		_exit(126);
 	}
 	close(ends[1]);

@@ -25,6 +25,10 @@ struct kvt_test_peer {
 /** Start a store with `ram` bytes ("4M"), and wait until it serves. */
 void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
 			  const char *ram);
+/** The same with further options, which end with NULL. */
+void kvt_test_store_start_with(struct kvt_test_store *store,
+			       const struct kvt_test_daemon *daemon, const char *ram,
+			       const char *const *more);
 /** Wait for a line of its output that contains `text`. False: it ended before. */
 bool kvt_test_store_await(struct kvt_test_store *store, const char *text);
 /** Send SIGTERM and wait. Returns the exit status. Nothing is left behind. */

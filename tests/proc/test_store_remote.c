@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two instances that share nothing but the folder of their stores' helpers (tests/proc/helper.c).
+ *
+ * Inputs: prompts that a worker of A serves, whose pages have content that depends on all keys.
+ * Invariants: what is loaded in B has its bytes; whatever the helpers do, both audits are clean. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/lib/cases.h"
+#include "tests/proc/store.h"
+
+#define PAGE 16u
+#define N 1024u /* positions of a prompt */
+#define SALT 7
+
+struct side {
+	struct kvt_test_daemon daemon;
+	struct kvt_test_store store;
+	struct kvt_test_peer peer;
+	struct kvt_client *worker;
+	struct kvt_pool pool;
+	uint32_t space;
+};
+
+static struct side a, b;
+static char folder[64], command[256];
+
+static void begin_side(struct side *side, const char *config, const char *wait_ms)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	const char *more[] = { "--helper", command, "--helper-wait-ms", wait_ms,
+			       "--helper-batch-bytes", "8K", NULL };
+
+	kvt_test_daemon_begin(&side->daemon, config);
+	kvt_test_store_start_with(&side->store, &side->daemon, "1M", more);
+	kvt_test_peer_open(&side->peer, &side->store);
+	options.socket_path = side->daemon.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = 60000000000;
+	kvt_test_equal(kvt_client_connect(&side->worker, &options, NULL), 0);
+	side->space = kvt_test_namespace(side->worker, "store");
+	kvt_test_equal(kvt_pool_map(side->worker, &side->pool), 0);
+}
+
+static void end_side(struct side *side)
+{
+	kvt_test_peer_close(&side->peer);
+	kvt_test_equal(kvt_test_store_stop(&side->store), 0);
+	kvt_client_close(side->worker, KVT_IDLE);
+	kvt_test_audit(&side->daemon);
+	kvt_test_daemon_end(&side->daemon);
+}
+
+static int start_with(const char *config_of_b, const char *wait_ms)
+{
+	strcpy(folder, "/tmp/kvt-remote-XXXXXX");
+	kvt_test_check(mkdtemp(folder));
+	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
+	begin_side(&a, NULL, wait_ms);
+	begin_side(&b, config_of_b, wait_ms);
+	return 0;
+}
+
+static int start(void **state)
+{
+	return start_with(NULL, "60000");
+}
+
+static int start_impatient(void **state)
+{
+	return start_with(NULL, "4");
+}
+
+static int start_with_other_pages(void **state)
+{
+	return start_with("page_bytes = 2048\n", "60000");
+}
+
+static int stop(void **state)
+{
+	char remove[80];
+
+	end_side(&a);
+	end_side(&b);
+	snprintf(remove, sizeof(remove), "rm -r %s", folder);
+	kvt_test_equal(system(remove), 0);
+	return 0;
+}
+
+static void make_bad(const char *way)
+{
+	char path[128];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, way);
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	kvt_test_check(fd >= 0);
+	close(fd);
+}
+
+static void make_good(const char *way)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", folder, way);
+	kvt_test_equal(unlink(path), 0);
+}
+
+static void await_ready(const struct side *side)
+{
+	while (!kvt_test_store_status(&side->peer).helper_ready)
+		;
+}
+
+/* Serve prompt `number` in A, and wait until it is stored. */
+static void keep_in_a(uint32_t *keys, uint32_t number)
+{
+	uint64_t before;
+
+	await_ready(&a);
+	await_ready(&b);
+	before = kvt_test_store_status(&a.peer).helper_written_pages;
+	kvt_test_keys(keys, N, number);
+	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), 0);
+	while (kvt_test_store_status(&a.peer).helper_written_pages < before + N / PAGE)
+		;
+}
+
+static uint32_t serve_in_b(const uint32_t *keys)
+{
+	return kvt_test_serve(b.worker, &b.pool, b.space, SALT, keys, N);
+}
+
+TEST_WITH(what_a_computed_is_loaded_in_b, start, stop)
+{
+	struct kvt_store_status status;
+	uint32_t keys[2][N];
+
+	for (uint32_t i = 0; i < 2; i++)
+		keep_in_a(keys[i], 1 + i);
+	for (uint32_t i = 0; i < 2; i++)
+		kvt_test_equal(serve_in_b(keys[i]), N - PAGE);
+	status = kvt_test_store_settled(&b.peer, 2 * N / PAGE);
+	kvt_test_equal(status.helper_read_pages, 2 * N / PAGE);
+	kvt_test_equal(status.helper_bad_pages, 0);
+	kvt_test_equal(status.cut_loads, 0);
+	kvt_test_equal(status.loaded_pages, 2 * N / PAGE);
+	/* It is not stored once more. */
+	kvt_test_equal(status.helper_written_pages, 0);
+}
+
+TEST_WITH(it_loads_behind_what_b_has, start, stop)
+{
+	uint32_t keys[N], half[N];
+
+	keep_in_a(keys, 3);
+	memcpy(half, keys, sizeof(half));
+	kvt_test_keys(half + N / 2, N / 2, 4);
+	serve_in_b(half); /* the first half is loaded */
+	kvt_test_equal(kvt_test_matched(b.worker, b.space, keys, N), N / 2);
+	kvt_test_equal(serve_in_b(keys), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&b.peer).helper_bad_pages, 0);
+}
+
+TEST_WITH(what_the_memory_lost_comes_back_from_afar, start, stop)
+{
+	static uint32_t keys[24][N]; /* more than the memory has room for */
+	uint32_t evicted;
+
+	for (uint32_t i = 0; i < 24; i++)
+		keep_in_a(keys[i], 10 + i);
+	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
+	for (uint32_t i = 0; i < 24; i++)
+		kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N),
+			       N - PAGE);
+	kvt_test_check(kvt_test_store_status(&a.peer).helper_read_pages > 0);
+}
+
+TEST_WITH(garbage_is_computed_and_never_reused, start, stop)
+{
+	static const char *const ways[] = { "flipped", "swapped", "empty", "exit", "short",
+					    "stranger" };
+	uint32_t keys[N];
+
+	for (uint32_t i = 0; i < 6; i++) {
+		keep_in_a(keys, 100 + i);
+		make_bad(ways[i]);
+		/* Of a swapped GET the first page is right. */
+		kvt_test_check(serve_in_b(keys) < N / 2);
+		make_good(ways[i]);
+		kvt_test_equal(kvt_test_matched(b.worker, b.space, keys, N), N);
+		keep_in_a(keys, 110 + i);
+		kvt_test_equal(serve_in_b(keys), N - PAGE);
+	}
+	kvt_test_check(kvt_test_store_status(&b.peer).helper_bad_pages > 0);
+	kvt_test_equal(kvt_test_store_status(&b.peer).helper_starts, 4); /* three were killed */
+}
+
+TEST_WITH(one_that_hangs_in_a_get_ends_the_load_and_is_closed, start, stop)
+{
+	uint32_t keys[N];
+
+	keep_in_a(keys, 120);
+	make_bad("closed");
+	serve_in_b(keys);
+	kvt_test_equal(kvt_test_matched(b.worker, b.space, keys, N), N);
+	kvt_test_equal(kvt_test_store_status(&b.peer).helper_ready, 0);
+	kvt_test_keys(keys, N, 121);
+	kvt_test_equal(serve_in_b(keys), 0); /* not asked */
+	kvt_test_equal(kvt_test_store_status(&b.peer).loads, 1);
+	make_good("closed");
+}
+
+TEST_WITH(a_fetch_does_not_wait_for_one_that_is_silent, start_impatient, stop)
+{
+	static const struct kvt_handle root;
+	const uint64_t digest[2] = { 1, 2 };
+	uint32_t keys[N];
+
+	await_ready(&b);
+	make_bad("silent");
+	kvt_test_keys(keys, N, 130);
+	/* The first is answered in 4 ms, others at once. */
+	for (uint32_t i = 0; i < 1000; i++)
+		kvt_test_equal(kvt_test_fetch(&b.peer, digest, root, 0, keys, N), 0);
+	make_good("silent");
+}
+
+TEST_WITH(a_slow_one_loses_pages_and_delays_no_copy, start_impatient, stop)
+{
+	static uint32_t keys[4][N];
+	uint32_t evicted;
+
+	await_ready(&a);
+	make_bad("silent");
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_test_keys(keys[i], N, 140 + i);
+		kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N);
+		kvt_test_store_settled(&a.peer, (i + 1) * N / PAGE);
+	}
+	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N),
+			       N - PAGE);
+	make_good("silent");
+}
+
+TEST_WITH(pages_of_another_size_are_not_found, start_with_other_pages, stop)
+{
+	uint32_t keys[N];
+
+	keep_in_a(keys, 150);
+	kvt_test_equal(serve_in_b(keys), 0);
+	kvt_test_equal(kvt_test_store_status(&b.peer).loads, 0);
+}
