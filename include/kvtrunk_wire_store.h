@@ -27,6 +27,7 @@ enum kvt_store_type {
 	KVT_STORE_FETCH = 2,
 	KVT_STORE_ANSWER = 3,
 	KVT_STORE_STATUS = 4, /* client: the head alone; store: struct kvt_store_status */
+	KVT_STORE_DROP = 5,   /* the same; of uid 0 or the store's: forget all pages */
 };
 
 /** First message, with the descriptor of the key area: sealed against SHRINK and GROW. The client
@@ -59,24 +60,46 @@ struct kvt_store_answer {
 };
 _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 
-/** Counts since the store's start, but for those that say otherwise. */
+/** What a store counts: X(kind, name, meaning), in the order of struct kvt_store_status. `kvtctl
+ * store status --json` (member NAME) and the metrics (kvtrunk_store_NAME) come from this table, by
+ * the rules of KVT_COUNTERS. */
+#define KVT_STORE_COUNTS(X)                                                                        \
+	X(GAUGE, connected, "1 while the store has a session of its daemon.")                      \
+	X(GAUGE, uptime_ns, "Age of the store.")                                                   \
+	X(GAUGE, pool_pages, "Pages of the pool that the store serves.")                           \
+	X(GAUGE, ram_bytes, "Memory for copies.")                                                  \
+	X(GAUGE, room_pages, "Pages that fit into the store.")                                     \
+	X(GAUGE, pages, "Pages that are in the store.")                                            \
+	X(GAUGE, queued_pages, "Cached pages that wait to be copied.")                             \
+	X(COUNTER, dropped_pages, "Pages that found the queue full: copied later, or never.")      \
+	X(COUNTER, copied_pages, "Pages that were copied into the store.")                         \
+	X(COUNTER, spoiled_copies, "Copies thrown away: the page was evicted meanwhile.")          \
+	X(COUNTER, refused_copies, "Pages not copied: the store was full of younger ones.")        \
+	X(GAUGE, open_loads, "Loads that have begun and not ended.")                               \
+	X(GAUGE, loading_pages, "Pages that these still have to load.")                            \
+	X(COUNTER, loads, "Loads begun.")                                                          \
+	X(COUNTER, cut_loads, "Loads that ended before their last page.")                          \
+	X(COUNTER, loaded_pages, "Pages loaded into the pool.")                                    \
+	X(COUNTER, fetches, "Times that clients asked for what the pool lacked.")                  \
+	X(COUNTER, hits, "Of these: answered with pages.")                                         \
+	X(COUNTER, computed_pages, "Pages that clients computed, as the store saw them.")          \
+	X(COUNTER, recomputed_pages, "Of these: the store had them.")                              \
+	X(GAUGE, unloaded_ns, "Time since a page was loaded last, or since the start.")            \
+	X(GAUGE, unloaded_pages, "Pages that clients computed in this time.")                      \
+	X(GAUGE, helper_ready, "1 while a distributed store may be asked.")                        \
+	X(COUNTER, helper_starts, "Starts of the helper of a distributed store.")                  \
+	X(COUNTER, helper_read_pages, "Pages that the helper brought.")                            \
+	X(COUNTER, helper_bad_pages, "Pages of it that were missing, or not as written.")          \
+	X(COUNTER, helper_written_pages, "Pages that the helper wrote.")                           \
+	X(COUNTER, helper_dropped_pages, "Pages not written: it was slow or failed.")
+
+/** Answer to STATUS, and to DROP: as it was before. A refused DROP has the result -EPERM. */
 struct kvt_store_status {
 	struct kvt_message head;
-	uint64_t connected; /* 1: to a daemon now */
-	uint64_t ram_bytes, room_pages, pages; /* now: memory, pages that fit, pages there */
-	uint64_t queued_pages; /* now: cached pages that wait to be copied */
-	uint64_t dropped_pages; /* found the queue full; since it connected */
-	uint64_t copied_pages, spoiled_copies, refused_copies; /* good, bad, without a place */
-	uint64_t open_loads, loading_pages; /* now */
-	uint64_t loads, cut_loads, loaded_pages;
-	uint64_t fetches, hits; /* asked; answered with positions */
-	uint64_t helper_ready;  /* 1: the distributed store may be asked now */
-	uint64_t helper_starts;
-	uint64_t helper_read_pages;
-	uint64_t helper_bad_pages; /* missing, or not as they were written */
-	uint64_t helper_written_pages;
-	uint64_t helper_dropped_pages; /* not written: it was slow or failed */
+#define KVT_STORE_COUNT(kind, name, meaning) uint64_t name;
+	KVT_STORE_COUNTS(KVT_STORE_COUNT)
+#undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 200, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 248, "kvt_store_status");
 
 #endif

@@ -136,6 +136,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 		page->parent = parent;
 		parent = record->pages[i];
 		page->cached = named;
+		page->computed = record->seq && record->sealer != known->info.sealer;
 		page->chain = chain;
 		if (named)
 			enqueue(known, record->pages[i]);

@@ -25,6 +25,7 @@ struct kvt_known_page {
 	uint32_t parent; /* page in front of it, 0: a root page */
 	uint32_t changes;
 	bool cached;
+	bool computed; /* by a client, and not counted yet */
 };
 
 struct kvt_queued {

@@ -315,6 +315,8 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 	load->at++;
 	store->loads.n_pages--;
 	store->loads.loaded++;
+	store->loads.last_ns = now_ns();
+	store->loads.last_computed = store->tier.computed;
 	return 0;
 }
 

@@ -20,9 +20,9 @@
 #include "shm/commit.h"
 #include "store/device.h"
 #include "store/serve.h"
+#include "tools/store.h"
 #include "tools/util.h"
 
-#define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
 #define DEFAULT_RAM_BYTES (4ull << 30)
 #define DEFAULT_MIN_POSITIONS 256u
 #define DEFAULT_QUEUE_PAGES 4096u
@@ -48,7 +48,7 @@ static void usage(FILE *to)
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
 		"                 [--helper-batch-bytes SIZE]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
-		"                     " DEFAULT_SOCKET ". The store's own socket is\n"
+		"                     " KVT_DEFAULT_SOCKET ". The store's own socket is\n"
 		"                     beside it, with .store instead of .sock\n"
 		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G. Allocated at start\n"
 		"  --min-positions N  load no fewer at once; default: %u\n"
@@ -162,16 +162,6 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	return allowed || optind < argc ? KVT_EXIT_USAGE : -1;
 }
 
-/* "/run/kvtrunk/a.sock": "/run/kvtrunk/a.store". False: it is too long. */
-static bool own_path(const char *daemon_path, char *to, size_t size)
-{
-	size_t n = strlen(daemon_path);
-
-	if (n > 5 && strcmp(daemon_path + n - 5, ".sock") == 0)
-		n -= 5;
-	return (size_t)snprintf(to, size, "%.*s.store", (int)n, daemon_path) < size;
-}
-
 /* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */
 static int reconnect(struct kvt_server *server)
 {
@@ -259,8 +249,8 @@ int main(int argc, char **argv)
 	struct kvt_error why = { .code = 0 };
 	struct kvt_server server;
 	struct kvt_store store = {
+		.started_ns = (uint64_t)kvt_tool_now_ns(),
 		.options = {
-			.daemon_path = getenv("KVTRUNK_SOCKET"),
 			.ram_bytes = DEFAULT_RAM_BYTES,
 			.min_positions = DEFAULT_MIN_POSITIONS,
 			.queue_pages = DEFAULT_QUEUE_PAGES,
@@ -271,13 +261,12 @@ int main(int argc, char **argv)
 		},
 	};
 	int status = parse_options(&store.options, argc, argv);
-	char path[108];
+	char path[KVT_STORE_PATH_BYTES];
 
 	if (status >= 0)
 		return status;
-	if (!store.options.daemon_path)
-		store.options.daemon_path = DEFAULT_SOCKET;
-	if (!own_path(store.options.daemon_path, path, sizeof(path))) {
+	store.options.daemon_path = kvt_daemon_path(store.options.daemon_path);
+	if (kvt_store_path(store.options.daemon_path, path) != 0) {
 		fprintf(stderr, "kvtstored: the path of the daemon's socket is too long\n");
 		return KVT_EXIT_USAGE;
 	}

@@ -395,15 +395,18 @@ static void answer_parked(struct kvt_server *server)
 	}
 }
 
-static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint64_t cookie)
+static struct kvt_store_status status_of(const struct kvt_server *server)
 {
 	const struct kvt_store *store = server->store;
 	const struct kvt_tier *tier = &store->tier;
 	const struct kvt_loads *loads = &store->loads;
 	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
-	struct kvt_store_status status = {
-		.head = head_of(KVT_STORE_STATUS, sizeof(status), cookie),
+	uint64_t now = now_ns();
+
+	return (struct kvt_store_status){
 		.connected = store->client != NULL,
+		.uptime_ns = now - store->started_ns,
+		.pool_pages = store->client ? store->known.info.n_pages - 1 : 0,
 		.ram_bytes = tier->ram_bytes,
 		.room_pages = tier->index.n_entries,
 		.pages = tier->index.n_found,
@@ -419,6 +422,10 @@ static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint
 		.loaded_pages = loads->loaded,
 		.fetches = server->asked,
 		.hits = server->answered,
+		.computed_pages = tier->computed,
+		.recomputed_pages = tier->recomputed,
+		.unloaded_ns = now - (loads->last_ns ? loads->last_ns : store->started_ns),
+		.unloaded_pages = tier->computed - loads->last_computed,
 		.helper_ready = remote.ready,
 		.helper_starts = remote.starts,
 		.helper_read_pages = remote.got,
@@ -426,7 +433,30 @@ static void answer_status(struct kvt_server *server, struct kvt_peer *peer, uint
 		.helper_written_pages = remote.stored,
 		.helper_dropped_pages = remote.dropped,
 	};
+}
 
+/* Check that a peer may change what the store has. */
+static bool may_drop(const struct kvt_peer *peer)
+{
+	struct ucred who;
+	socklen_t bytes = sizeof(who);
+
+	return getsockopt(peer->fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
+	       (who.uid == 0 || who.uid == geteuid());
+}
+
+static void answer_status(struct kvt_server *server, struct kvt_peer *peer,
+			  const struct kvt_message *head)
+{
+	struct kvt_store_status status = status_of(server);
+
+	status.head = head_of(head->type, sizeof(status), head->cookie);
+	if (head->type == KVT_STORE_DROP) {
+		if (may_drop(peer))
+			kvt_store_drop(server->store);
+		else
+			status.head.result = -EPERM;
+	}
 	reply(server, peer, &status, sizeof(status));
 }
 
@@ -438,8 +468,10 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 
 	if (bytes < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
-	if (bytes == sizeof(ask.head) && head_ok(&ask.head, KVT_STORE_STATUS, sizeof(ask.head)))
-		answer_status(server, peer, ask.head.cookie);
+	if (bytes == sizeof(ask.head) &&
+	    (head_ok(&ask.head, KVT_STORE_STATUS, sizeof(ask.head)) ||
+	     head_ok(&ask.head, KVT_STORE_DROP, sizeof(ask.head))))
+		answer_status(server, peer, &ask.head);
 	else if (bytes == sizeof(ask) && head_ok(&ask.head, KVT_STORE_FETCH, sizeof(ask)) &&
 		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at) {
 		if (!park(server, peer, &ask))

@@ -155,3 +155,9 @@ const char *kvt_store_broken(const struct kvt_store *store)
 {
 	return store->device ? kvt_device_failure(store->device) : NULL;
 }
+
+void kvt_store_drop(struct kvt_store *store)
+{
+	kvt_loads_end(store);
+	kvt_tier_clear(&store->tier);
+}

@@ -40,6 +40,8 @@ struct kvt_loads {
 	uint64_t page_ns;     /* time of a page, as the last ones took */
 	uint64_t begun, ended, cut; /* loads; `cut`: ended before their last page */
 	uint64_t loaded;      /* pages */
+	uint64_t last_ns;     /* when a page was loaded last, 0: never */
+	uint64_t last_computed; /* the tier's `computed` then */
 };
 
 struct kvt_store {
@@ -49,6 +51,7 @@ struct kvt_store {
 	bool current; /* all records that the feed had were taken */
 	uint64_t instance[2]; /* that of the last session */
 	struct kvt_device *device; /* NULL: the pool was never on a device */
+	uint64_t started_ns;
 	struct kvt_slabs slabs;
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
@@ -67,6 +70,9 @@ void kvt_store_disconnect(struct kvt_store *store);
 /** Return why copies can no longer be made, NULL: they can. Then the process must end, with its
  * session open: its pages may still be written until then. */
 const char *kvt_store_broken(const struct kvt_store *store);
+/** End all loads and forget all pages. What the pool caches is copied again once it is stored
+ * again. */
+void kvt_store_drop(struct kvt_store *store);
 
 /* ---- follow.c */
 

@@ -178,6 +178,23 @@ void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32
 	}
 }
 
+void kvt_tier_clear(struct kvt_tier *tier)
+{
+	while (tier->index.oldest)
+		kvt_index_drop(&tier->index, tier->index.oldest);
+	tier->last = 0;
+}
+
+/* Count a page that a client computed, once. */
+static void count_computed(struct kvt_tier *tier, struct kvt_known_page *page)
+{
+	if (!page->computed)
+		return;
+	page->computed = false;
+	tier->computed++;
+	tier->recomputed += kvt_tier_has(tier, &page->chain);
+}
+
 /* Find the entry that a page is placed behind, and make its path young once for a run of pages. */
 static uint32_t place_of(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
@@ -209,6 +226,7 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 		copy.behind = swept ? entry_of(tier, known, known->pages[copy.page].parent)
 				    : place_of(tier, known, copy.page);
 		there = entry_of(tier, known, copy.page);
+		count_computed(tier, &known->pages[copy.page]);
 		if (!there && !has_no_place(tier, known, copy.page, copy.behind))
 			break;
 		tier->full += !there;

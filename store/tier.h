@@ -44,6 +44,7 @@ struct kvt_tier {
 	uint64_t mapped_bytes; /* records and seals */
 	uint32_t last; /* entry that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
+	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
 	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
 	uint32_t n_below;
 	struct kvt_coming coming[KVT_COMING_MOST];
@@ -77,6 +78,9 @@ bool kvt_tier_arrivals(struct kvt_tier *tier);
 
 /** Make a cached page and all in front of it the youngest, as far as they are here. */
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
+
+/** Forget all pages without pins. */
+void kvt_tier_clear(struct kvt_tier *tier);
 
 /** Begin to copy the next queued page. False: there is none. */
 bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,

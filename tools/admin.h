@@ -82,6 +82,7 @@ int kvt_admin_remove(struct kvt_admin *admin);
 int kvt_admin_reset(struct kvt_admin *admin);
 int kvt_admin_upgrade(struct kvt_admin *admin);
 int kvt_admin_fence(struct kvt_admin *admin);
+int kvt_admin_store(struct kvt_admin *admin);
 int kvt_admin_geometry(struct kvt_admin *admin);
 
 #endif

@@ -76,6 +76,12 @@ static const struct command {
 	{ "fence", "SESSION", "declare that a dead session writes no more",
 	  "SESSION is its number in kvtctl clients. If it is not true, another client's KV is\n"
 	  "overwritten.\n", kvt_admin_fence, false },
+	{ "store", "status | list | drop", "the store beside the daemon: what it has and loads",
+	  "status   copies, fetches, loads; exit 1 if something is wrong with it\n"
+	  "list     all stores of the folder that the daemon's socket is in\n"
+	  "drop     forget all that it has; for uid 0 and the store's own user. What the pool\n"
+	  "         has is copied again when it is stored again: reset or remove it first\n",
+	  kvt_admin_store, false },
 	{ "geometry", "MODEL [--tensor-parallel N] [--kv-type TYPE] [--page-size N]",
 	  "kvtrunkd's options for a model; asks no daemon",
 	  "MODEL is a folder with a config.json, or such a file, as Hugging Face has them.\n"

@@ -40,6 +40,13 @@ start_daemon() { # with the geometry of the README's worker
 		kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
 	done
 }
+start_store() { # beside the daemon; sets `store`
+	: >"$dir/store.log"
+	"$O/kvtstored" --socket "$dir/socket" --ram-bytes 1M 2>>"$dir/store.log" &
+	store=$!
+	others+=($store)
+	await "$dir/store.log" "serving at" $store || { cat "$dir/store.log"; exit 1; }
+}
 stop_daemon() {
 	kill "$daemon"
 	wait "$daemon"

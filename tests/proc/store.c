@@ -151,15 +151,25 @@ static struct kvt_message head_of(uint16_t type, uint32_t bytes)
 				     .bytes = bytes, .cookie = 77 };
 }
 
-struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer)
+static struct kvt_store_status ask(const struct kvt_test_peer *peer, uint16_t type)
 {
-	struct kvt_message head = head_of(KVT_STORE_STATUS, sizeof(head));
+	struct kvt_message head = head_of(type, sizeof(head));
 	struct kvt_store_status status;
 
 	kvt_test_equal(send(peer->fd, &head, sizeof(head), MSG_NOSIGNAL), sizeof(head));
 	kvt_test_equal(recv(peer->fd, &status, sizeof(status), 0), sizeof(status));
-	kvt_test_equal(status.head.type, KVT_STORE_STATUS);
+	kvt_test_equal(status.head.type, type);
 	return status;
+}
+
+struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer)
+{
+	return ask(peer, KVT_STORE_STATUS);
+}
+
+struct kvt_store_status kvt_test_store_drop(const struct kvt_test_peer *peer)
+{
+	return ask(peer, KVT_STORE_DROP);
 }
 
 struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages)

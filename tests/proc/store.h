@@ -46,6 +46,8 @@ void kvt_test_peer_close(struct kvt_test_peer *peer);
 struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer);
 /** Ask until nothing waits to be copied and nothing loads, and `pages` are there. */
 struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages);
+/** Send DROP. Returns the answer. */
+struct kvt_store_status kvt_test_store_drop(const struct kvt_test_peer *peer);
 /** FETCH the keys from the root of a namespace of kvt_test_namespace(), or behind a handle and its
  * last page. Returns the positions. */
 uint32_t kvt_test_fetch(const struct kvt_test_peer *peer, const uint64_t digest[2],

@@ -248,6 +248,89 @@ TEST_WITH(what_another_computes_is_not_loaded, start, stop)
 	kvt_test_store_settled(&peer, N / PAGE);
 }
 
+/* Serve a prompt by a client that does not ask the store. */
+static void serve_without_store(const uint32_t *keys)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+	struct kvt_pool mapped;
+
+	options.socket_path = daemon_.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.store_path = "";
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	kvt_test_equal(kvt_pool_map(client, &mapped), 0);
+	kvt_test_equal(kvt_test_serve(client, &mapped, kvt_test_namespace(client, "store"), SALT,
+				      keys, N), 0);
+	kvt_client_close(client, KVT_IDLE);
+}
+
+TEST_WITH(what_is_computed_although_it_is_there_is_counted, start, stop)
+{
+	struct kvt_store_status status;
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 15);
+	keep(keys);
+	serve_without_store(keys);
+	while (status = kvt_test_store_status(&peer), status.computed_pages < 2 * N / PAGE)
+		;
+	kvt_test_equal(status.computed_pages, 2 * N / PAGE);
+	kvt_test_equal(status.recomputed_pages, N / PAGE);
+	kvt_test_equal(status.unloaded_pages, 2 * N / PAGE);
+	evict_all();
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	status = kvt_test_store_settled(&peer, N / PAGE);
+	/* What it loads itself counts for neither. */
+	kvt_test_equal(status.computed_pages, 2 * N / PAGE);
+	kvt_test_equal(status.recomputed_pages, N / PAGE);
+	kvt_test_equal(status.unloaded_pages, 0);
+}
+
+TEST_WITH(what_it_drops_is_not_found, start, stop)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 16);
+	keep(keys);
+	kvt_test_equal(kvt_test_store_drop(&peer).pages, N / PAGE);
+	kvt_test_equal(kvt_test_store_status(&peer).pages, 0);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
+	keep(keys); /* and copied again */
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	kvt_test_store_settled(&peer, N / PAGE);
+}
+
+TEST_WITH(a_drop_ends_loads, start_big, stop)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 17);
+	keep(keys);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	kvt_test_check(kvt_test_store_drop(&peer).loading_pages > 0);
+	kvt_test_equal(kvt_test_store_settled(&peer, 0).cut_loads, 1);
+}
+
+TEST_WITH(another_user_drops_nothing, start, stop)
+{
+	struct kvt_test_peer other;
+	uint32_t keys[N];
+
+	if (geteuid() != 0)
+		kvt_skip("only root can be another user");
+	kvt_test_keys(keys, N, 18);
+	keep(keys);
+	kvt_test_equal(chmod(store.path, 0666), 0);
+	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
+	kvt_test_equal(seteuid(65534), 0);
+	kvt_test_peer_open(&other, &store);
+	kvt_test_equal(seteuid(0), 0);
+	kvt_test_equal(kvt_test_store_drop(&other).head.result, -EPERM);
+	kvt_test_peer_close(&other);
+	kvt_test_equal(kvt_test_store_status(&peer).pages, N / PAGE);
+}
+
 TEST_WITH(garbage_costs_the_connection_and_nothing_else, start, stop)
 {
 	struct kvt_store_fetch ask = { .head = { .magic = KVT_STORE_MAGIC, .version = KVT_ABI,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store beside a daemon: evicted pages come back, for begin() and for schedulers."""
 import contextlib
+import json
 import os
-import socket
-import struct
 import subprocess
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from kvtrunk import testing
 
 N = 1024
-HEAD = struct.Struct("<IHHIiQ")
 
 
 @contextlib.contextmanager
@@ -28,16 +26,13 @@ def running_store(daemon):
         assert process.wait() == 0
 
 
-def await_pages(path, n):
+def await_pages(daemon, n):
     """Ask the store until it has n pages and nothing waits."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-        peer.connect(path)
-        magic, _, version, *_ = HEAD.unpack_from(peer.recv(4096))
-        while True:
-            peer.send(HEAD.pack(magic, 4, version, HEAD.size, 0, 0))
-            counts = struct.unpack_from("<16Q", peer.recv(4096), HEAD.size)
-            if counts[3] == n and counts[4] == counts[8] == 0:
-                return
+    ask = [testing.program("kvtctl"), "--socket", daemon.socket, "--json", "store", "status"]
+    while True:
+        counts = json.loads(subprocess.run(ask, capture_output=True, check=True).stdout)
+        if counts["pages"] == n and counts["queued_pages"] == counts["open_loads"] == 0:
+            return
 
 
 def publish(namespace, tokens):
@@ -54,13 +49,13 @@ def daemon():
 
 
 def test_begin_reuses_what_the_store_loads(daemon):
-    with running_store(daemon) as path, daemon.connect(fetch_wait=60) as client:
+    with running_store(daemon), daemon.connect(fetch_wait=60) as client:
         namespace = client.namespace(model="store")
         assert publish(namespace, range(N)) == 0
-        await_pages(path, N // 16)
+        await_pages(daemon, N // 16)
         client.evict(4095)
         assert publish(namespace, range(N)) == N - 16
-        await_pages(path, N // 16)
+        await_pages(daemon, N // 16)
         client.evict(4095)
         with daemon.connect(fetch_wait=0) as other:
             assert publish(other.namespace(model="store"), range(N)) == 0
@@ -74,13 +69,13 @@ def test_a_scheduler_fetches_when_a_request_arrives(daemon):
     with running_store(daemon) as path, daemon.connect(fetch_wait=60, store=path) as client:
         namespace = client.namespace(model="store")
         publish(namespace, range(N))
-        await_pages(path, N // 16)
+        await_pages(daemon, N // 16)
         client.evict(4095)
         assert namespace.fetch(range(N), tag=7)
         fetched = None
         while fetched is None:
             fetched = client.fetched()
         assert fetched[:3] == (7, 0, N)
-        await_pages(path, N // 16)
+        await_pages(daemon, N // 16)
         assert namespace.match(range(N)).positions == N
         assert not namespace.fetch(range(N))

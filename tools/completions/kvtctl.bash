@@ -3,7 +3,7 @@
 _kvtctl() {
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command="" i
 	local commands="status pid config metrics top clients namespaces tree page feed audit evict remove reset
-		upgrade fence geometry script replay verify help version"
+		upgrade fence store geometry script replay verify help version"
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case " ${commands//[$'\n\t']/ } " in *" ${COMP_WORDS[i]} "*) command=${COMP_WORDS[i]} ;; esac
 	done
@@ -21,6 +21,7 @@ _kvtctl() {
 	help) mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word") ;;
 	upgrade) mapfile -t COMPREPLY < <(compgen -W "--binary" -- "$word") ;;
 	remove) mapfile -t COMPREPLY < <(compgen -W "--all --keys --root-key" -- "$word") ;;
+	store) mapfile -t COMPREPLY < <(compgen -W "status list drop --json" -- "$word") ;;
 	geometry) mapfile -t COMPREPLY < <(compgen -W "--tensor-parallel --kv-type --page-size" -f -- "$word") ;;
 	script | replay | verify) mapfile -t COMPREPLY < <(compgen -f -- "$word") ;;
 	esac

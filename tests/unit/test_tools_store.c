@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When a store is found wrong, and what its operator is told. */
+#include <string.h>
+
+#include "tests/lib/cases.h"
+#include "tools/store.h"
+
+#define HOUR_NS (3600ull * 1000000000)
+
+/* Filled so often, so long since a load. */
+static struct kvt_store_status status_of(uint64_t computed, uint64_t unloaded_ns)
+{
+	return (struct kvt_store_status){ .connected = 1, .pool_pages = 1000, .pages = 500,
+					  .unloaded_pages = computed, .unloaded_ns = unloaded_ns };
+}
+
+static void wrong(const struct kvt_store_status *status, const char *expected)
+{
+	char why[400] = "";
+
+	assert_int_equal(kvt_store_alarm(status, why, sizeof(why)), expected != NULL);
+	if (expected && !strstr(why, expected))
+		fail_msg("'%s' is not in: %s", expected, why);
+}
+
+TEST(a_store_is_wrong_if_much_was_computed_and_nothing_loaded_for_an_hour)
+{
+	struct kvt_store_status status = status_of(2000, HOUR_NS);
+
+	wrong(&status, "nothing was loaded for 60 min, while clients computed 2000 pages, and the "
+		       "pool holds 1000; no client has asked it");
+	status = status_of(2000, HOUR_NS - 1);
+	wrong(&status, NULL);
+	status = status_of(1999, 100 * HOUR_NS);
+	wrong(&status, NULL);
+}
+
+TEST(the_likely_cause_is_told)
+{
+	struct kvt_store_status status = status_of(5000, 3 * HOUR_NS);
+
+	wrong(&status, "no client has asked it: engines must see its socket");
+	status.fetches = 9;
+	wrong(&status, "the prompts do not come again");
+	status.recomputed_pages = 1;
+	wrong(&status, "clients compute what it has");
+}
+
+TEST(a_store_without_a_daemon_is_wrong_at_once)
+{
+	struct kvt_store_status status = { .connected = 0 };
+
+	wrong(&status, "it has no daemon");
+}
+
+TEST(the_socket_is_beside_the_daemons)
+{
+	char path[KVT_STORE_PATH_BYTES], name[200];
+
+	assert_int_equal(kvt_store_path("/run/kvtrunk/a.sock", path), 0);
+	assert_string_equal(path, "/run/kvtrunk/a.store");
+	assert_int_equal(kvt_store_path("./socket", path), 0);
+	assert_string_equal(path, "./socket.store");
+	memset(name, 'x', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	assert_int_not_equal(kvt_store_path(name, path), 0);
+	name[101] = '\0';
+	assert_int_equal(kvt_store_path(name, path), 0);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One question to a store (store.h). Callers: kvtctl store, kvtmetricsd, kvtstored for its path. */
+#include "tools/store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* An alarm: so long without a load, while the pool was filled so often. Filled twice, it has
+ * evicted at least as much as it holds. */
+#define ALARM_NS (3600ull * 1000000000)
+#define ALARM_FILLS 2u
+
+const char *kvt_daemon_path(const char *given)
+{
+	const char *path = given ? given : getenv("KVTRUNK_SOCKET");
+
+	return path && *path ? path : KVT_DEFAULT_SOCKET;
+}
+
+int kvt_store_path(const char *daemon_path, char ret_path[KVT_STORE_PATH_BYTES])
+{
+	size_t n = strlen(daemon_path);
+	int bytes;
+
+	if (n > 5 && strcmp(daemon_path + n - 5, ".sock") == 0)
+		n -= 5;
+	bytes = snprintf(ret_path, KVT_STORE_PATH_BYTES, "%.*s.store", (int)n, daemon_path);
+	return bytes > 0 && (size_t)bytes < KVT_STORE_PATH_BYTES ? 0 : -ENAMETOOLONG;
+}
+
+static int say(struct kvt_error *why, const char *path, int error)
+{
+	const char *text = strerror(-error), *cure = "";
+
+	if (error == -ENOENT) {
+		text = "there is no store";
+		cure = ": systemctl start kvtstored@NAME, or run kvtstored";
+	} else if (error == -ECONNREFUSED) {
+		text = "the store is gone and has left its socket";
+		cure = ": start kvtstored, which replaces it";
+	} else if (error == -ETIMEDOUT) {
+		text = "the store does not answer";
+		cure = ": its process is stopped or hangs (clients do without it)";
+	} else if (error == -EPROTO || error == -ECONNRESET) {
+		text = "this is no store of this version";
+		cure = ": restart kvtstored after an upgrade";
+	} else if (error == -EPERM) {
+		text = "refused";
+		cure = ": only uid 0 and the store's own user may do this";
+	}
+	why->code = error;
+	snprintf(why->text, sizeof(why->text), "%s: %s%s", path, text, cure);
+	return error;
+}
+
+/* Receive one message of this type and size. */
+static int receive(int fd, uint16_t type, void *to, size_t bytes, int64_t until_ns)
+{
+	struct pollfd wait = { .fd = fd, .events = POLLIN };
+	const struct kvt_message *head = to;
+	int64_t left_ns = until_ns - kvt_tool_now_ns();
+	ssize_t n;
+
+	if (left_ns <= 0 || poll(&wait, 1, (int)(left_ns / 1000000 + 1)) == 0)
+		return -ETIMEDOUT;
+	n = recv(fd, to, bytes, MSG_DONTWAIT | MSG_TRUNC);
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? -ETIMEDOUT : -errno;
+	return (size_t)n == bytes && head->magic == KVT_STORE_MAGIC && head->version == KVT_ABI &&
+	       head->type == type ? 0 : -EPROTO;
+}
+
+static int ask(int fd, uint16_t type, int64_t until_ns, struct kvt_store_seen *ret_seen)
+{
+	struct kvt_message head = { .magic = KVT_STORE_MAGIC, .type = type, .version = KVT_ABI,
+				    .bytes = sizeof(head) };
+	struct kvt_store_welcome welcome;
+	/* The descriptor of the key area is closed by the kernel. */
+	int rc = receive(fd, KVT_STORE_WELCOME, &welcome, sizeof(welcome), until_ns);
+
+	if (rc != 0)
+		return rc;
+	if (send(fd, &head, sizeof(head), MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof(head))
+		return -errno;
+	rc = receive(fd, type, &ret_seen->status, sizeof(ret_seen->status), until_ns);
+	memcpy(ret_seen->instance, welcome.instance, sizeof(ret_seen->instance));
+	return rc ? rc : ret_seen->status.head.result;
+}
+
+int kvt_store_ask(const char *path, uint16_t type, int64_t timeout_ns,
+		  struct kvt_store_seen *ret_seen, struct kvt_error *why)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int64_t until_ns = kvt_tool_now_ns() + timeout_ns;
+	int fd, rc;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return say(why, path, -ENAMETOOLONG);
+	memcpy(address.sun_path, path, strlen(path));
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return say(why, path, -errno);
+	rc = connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+	if (rc == -EAGAIN) /* its backlog is full */
+		rc = -ETIMEDOUT;
+	if (rc == 0)
+		rc = ask(fd, type, until_ns, ret_seen);
+	close(fd);
+	return rc ? say(why, path, rc) : 0;
+}
+
+bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t bytes)
+{
+	char age[32];
+	const char *cause = "the prompts do not come again, or no longer fit: give it more memory";
+
+	if (!status->connected) {
+		snprintf(why, bytes, "it has no daemon: is kvtrunkd running? Its log says why");
+		return true;
+	}
+	if (status->unloaded_ns < ALARM_NS ||
+	    status->unloaded_pages < ALARM_FILLS * status->pool_pages)
+		return false;
+	if (status->fetches == 0)
+		cause = "no client has asked it: engines must see its socket, beside the daemon's";
+	else if (status->recomputed_pages)
+		cause = "clients compute what it has: do they fetch before they begin, and do "
+			"prompts have --min-positions?";
+	snprintf(why, bytes, "nothing was loaded for %s, while clients computed %llu pages, and "
+		 "the pool holds %llu; %s", kvt_age_text(status->unloaded_ns, age, sizeof(age)),
+		 (unsigned long long)status->unloaded_pages,
+		 (unsigned long long)status->pool_pages, cause);
+	return true;
+}
+
+void kvt_json_store(struct kvt_json *json, const struct kvt_store_status *status)
+{
+#define PUT(kind, name, meaning) kvt_json_u64(json, #name, status->name);
+	KVT_STORE_COUNTS(PUT)
+#undef PUT
+}
