@@ -258,6 +258,7 @@ int kvt_admin_metrics(struct kvt_admin *admin)
 	if (rc)
 		return rc;
 	kvt_metrics_print(&text, &status);
+	kvt_metrics_print_store(&text, admin->socket_path, admin->timeout_ns);
 	fwrite(text.bytes, 1, text.used, stdout);
 	kvt_text_free(&text);
 	return KVT_EXIT_OK;

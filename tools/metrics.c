@@ -6,10 +6,12 @@
 
 #include "tools/metrics.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "tools/records.h"
+#include "tools/store.h"
 
 enum metric_kind { GAUGE, COUNTER };
 
@@ -51,15 +53,15 @@ static void print_head(struct kvt_text *text, const char *name, const char *type
 	kvt_text_print(text, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void print_metric(struct kvt_text *text, enum metric_kind kind, const char *field,
-			 uint64_t value, const char *help)
+static void print_metric(struct kvt_text *text, enum metric_kind kind, const char *prefix,
+			 const char *field, uint64_t value, const char *help)
 {
 	size_t n = strlen(field);
 	bool seconds = n > 3 && strcmp(field + n - 3, "_ns") == 0;
 	char name[96];
 
-	snprintf(name, sizeof(name), "kvtrunk_%.*s%s%s", (int)(seconds ? n - 3 : n), field,
-		 seconds ? "_seconds" : "", kind == COUNTER ? "_total" : "");
+	snprintf(name, sizeof(name), "kvtrunk_%s%.*s%s%s", prefix, (int)(seconds ? n - 3 : n),
+		 field, seconds ? "_seconds" : "", kind == COUNTER ? "_total" : "");
 	print_head(text, name, kind == COUNTER ? "counter" : "gauge", help);
 	kvt_text_print(text, "%s ", name);
 	if (seconds)
@@ -125,16 +127,36 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 
 	print_up(text, 1);
 	print_info(text, status);
-#define PRINT_COUNTER(kind, name, help) print_metric(text, kind, #name, counters->name, help);
+#define PRINT_COUNTER(kind, name, help) print_metric(text, kind, "", #name, counters->name, help);
 	KVT_COUNTERS(PRINT_COUNTER)
 #undef PRINT_COUNTER
-#define PRINT_STATUS(kind, name, value, help) print_metric(text, kind, #name, value, help);
+#define PRINT_STATUS(kind, name, value, help) print_metric(text, kind, "", #name, value, help);
 	STATUS_METRICS(PRINT_STATUS)
 #undef PRINT_STATUS
 	print_head(text, "kvtrunk_operation_duration_seconds", "histogram",
 		   "Time of an operation inside the daemon.");
 	for (int op = 0; op < KVT_OP_COUNT; op++)
 		print_histogram(text, status, op);
+}
+
+void kvt_metrics_print_store(struct kvt_text *text, const char *socket_path, int64_t timeout_ns)
+{
+	struct kvt_store_seen seen;
+	char path[KVT_STORE_PATH_BYTES];
+	struct kvt_error error;
+	int rc = kvt_store_path(kvt_daemon_path(socket_path), path);
+
+	if (rc == 0)
+		rc = kvt_store_ask(path, KVT_STORE_STATUS, timeout_ns, &seen, &error);
+	if (rc == -ENOENT || rc == -ENAMETOOLONG)
+		return;
+	print_metric(text, GAUGE, "store_", "up", rc == 0, "1 if the store answered.");
+	if (rc != 0)
+		return;
+#define PRINT_STORE(kind, name, help)                                                             \
+	print_metric(text, kind, "store_", #name, seen.status.name, help);
+	KVT_STORE_COUNTS(PRINT_STORE)
+#undef PRINT_STORE
 }
 
 void kvt_metrics_print_down(struct kvt_text *text)
@@ -147,6 +169,7 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 {
 	struct kvt_admin_status status;
 	struct kvt_client *client;
+	int64_t until_ns = kvt_tool_now_ns() + timeout_ns;
 	int rc = kvt_observe(socket_path, "metrics", timeout_ns, &client, ret_error);
 
 	if (rc)
@@ -155,5 +178,7 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 	if (rc == 0)
 		kvt_metrics_print(text, &status);
 	kvt_client_abandon(client);
+	if (rc == 0)
+		kvt_metrics_print_store(text, socket_path, until_ns - kvt_tool_now_ns());
 	return rc;
 }

@@ -9,7 +9,7 @@
  *
  * Counters come from the table KVT_COUNTERS, other values from a table in metrics.c; latencies are
  * one histogram with a label for the operation. Every series exists from the first scrape on, so
- * rates never miss the first increment.
+ * rates never miss the first increment. Those of a store exist while its socket does.
  */
 
 #include "kvtrunk.h"
@@ -19,10 +19,13 @@
 
 /** Append all metrics of a daemon that answered. */
 void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *status);
+/** Append the metrics of the store beside a daemon, if it has a socket; if it does not answer,
+ * kvtrunk_store_up 0. Takes at most timeout_ns. */
+void kvt_metrics_print_store(struct kvt_text *text, const char *socket_path, int64_t timeout_ns);
 /** Append kvtrunk_up 0: no daemon answered. */
 void kvt_metrics_print_down(struct kvt_text *text);
-/** Connect to the daemon as an observer, ask, and append its metrics. Negative errno with
- * `ret_error`: nothing was appended. Takes at most timeout_ns. */
+/** Connect to the daemon as an observer, ask, and append its metrics and its store's. Negative
+ * errno with `ret_error`: nothing was appended. Takes at most timeout_ns. */
 int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
 		       struct kvt_error *ret_error);
 
