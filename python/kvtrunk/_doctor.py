@@ -53,6 +53,7 @@ def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Op
         if not info.kept:
             report.good("the cache ends with the daemon (kvtrunkd --supervise keeps it)")
         _look_at_clients(report, socket)
+        _look_at_store(report, socket, info)
     if info.geometry is None:
         report.bad("the daemon has page_bytes and no geometry", f"start what `{flags}` prints")
     return info
@@ -82,9 +83,33 @@ def _is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+def _kvtctl(socket: Optional[str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [program("kvtctl"), *(["--socket", socket] if socket else []), "--json", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _look_at_store(report: Report, socket: Optional[str], info: Info) -> None:
+    said = _kvtctl(socket, "store", "status")
+    if "there is no store" in said.stderr:
+        report.good("no store (kvtstored): evicted prompts are computed again")
+        return
+    if not said.stdout:
+        problem, _, cure = said.stderr.strip().partition("kvtctl store: ")[2].rpartition(": ")
+        report.bad(problem, cure)
+        return
+    store = json.loads(said.stdout)
+    if store["instance"] != info.instance:
+        report.bad("the store beside the daemon's socket serves another daemon: clients do not "
+                   "ask it", "restart kvtstored")
+    elif store["alarm"]:
+        report.bad(f"the store: {store['alarm']}", "docs/stores.md has the causes")
+    else:
+        report.good(f"a store with {store['pages']} pages, which answered {store['hits']} of "
+                    f"{store['fetches']} fetches")
+
+
 def _look_at_clients(report: Report, socket: Optional[str]) -> None:
-    command = [program("kvtctl"), *(["--socket", socket] if socket else []), "--json", "clients"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = _kvtctl(socket, "clients")
     if said.returncode != 0:
         report.bad(f"kvtctl clients: {said.stderr.strip()}", "docs/faq.md has the causes")
         return

@@ -112,6 +112,41 @@ def test_a_stopped_engine_that_holds_pages(daemon, child, examine):
     assert examine(daemon.socket)[0] == 0
 
 
+def test_a_store(daemon, examine):
+    assert "ok    no store" in examine(daemon.socket)[2]
+    kvtstored = os.path.join(os.environ["KVTRUNK_BIN"], "kvtstored")
+    with subprocess.Popen([kvtstored, f"--socket={daemon.socket}", "--ram-bytes=1M"],
+                          stderr=subprocess.PIPE, text=True) as store:
+        try:
+            assert "serving" in store.stderr.readline()
+            wrong, _, said = examine(daemon.socket)
+            assert wrong == 0
+            assert "ok    a store with 0 pages, which answered 0 of 0 fetches" in said
+            with stopped(store.pid):
+                wrong, _, said = examine(daemon.socket)
+            assert wrong == 1 and ".store: the store does not answer" in said
+            assert "\n      its process is stopped or hangs" in said
+        finally:
+            store.kill()
+    wrong, _, said = examine(daemon.socket)
+    assert wrong == 1 and "is gone and has left its socket\n      start kvtstored" in said
+
+
+def test_a_store_that_is_wrong(daemon, examine, monkeypatch):
+    def told(_, *words):
+        assert words[0] == "store"
+        return subprocess.CompletedProcess(words, 1, json.dumps(answer), "")
+    with daemon.connect(any_geometry=True) as client:
+        answer = {"instance": client.info.instance, "alarm": "nothing was loaded for 2 h"}
+    monkeypatch.setattr(_doctor, "_look_at_clients", lambda *_: None)
+    monkeypatch.setattr(_doctor, "_kvtctl", told)
+    wrong, _, said = examine(daemon.socket)
+    assert wrong == 1 and "WRONG the store: nothing was loaded for 2 h\n      docs/stores.md" in said
+    answer["instance"] = "0" * 32
+    wrong, _, said = examine(daemon.socket)
+    assert wrong == 1 and "serves another daemon" in said
+
+
 def test_a_stopped_process_that_holds_nothing(daemon, child, examine):
     idle = child(daemon, "client = kvtrunk.connect(socket, any_geometry=True)\nsay('here')\ninput()")
     assert idle.hear() == "here"
