@@ -63,7 +63,7 @@ static struct kvt_client *connect_to(const struct stores *stores, const char *st
 static void open_all(struct stores *stores, const struct bench_options *options,
 		     uint64_t page_bytes)
 {
-	char bytes[40], pages[40], why[512] = "";
+	char bytes[40], pages[40], program[4096], why[512] = "";
 	const char *daemon_flags[] = { bytes, pages, "--page_size=16", "--max_private_pages=0",
 				       "--log_level=error", "--spin_budget_us=20", NULL };
 	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
@@ -87,8 +87,9 @@ static void open_all(struct stores *stores, const struct bench_options *options,
 	kvt_map_huge(stores->memory, COPY_BYTES);
 	memset(stores->memory, 1, COPY_BYTES);
 	stores->keys = bench_alloc(COPY_BYTES / page_bytes * PAGE_SIZE, sizeof(*stores->keys));
-	if (kvt_own_store_start(&stores->store, options->daemon, stores->daemon.socket_path,
-				store_flags, -1, why, sizeof(why)))
+	kvt_own_store_program(options->daemon, program, sizeof(program));
+	if (kvt_own_store_start(&stores->store, program, stores->daemon.socket_path, store_flags,
+				-1, why, sizeof(why)))
 		bench_die("%s", why);
 	stores->asking = connect_to(stores, NULL, &stores->asking_id);
 }

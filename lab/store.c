@@ -17,8 +17,7 @@
 
 #define MAX_FLAGS 16
 
-/* The path of kvtstored beside a kvtrunkd, or beside this program. */
-static void find_program(const char *daemon, char *ret_path, size_t bytes)
+void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes)
 {
 	const char *slash = daemon ? strrchr(daemon, '/') : NULL;
 
@@ -98,15 +97,13 @@ static int dial(const char *socket_path)
 	return -ECHILD;
 }
 
-int kvt_own_store_start(struct kvt_own_store *store, const char *daemon, const char *socket_path,
+int kvt_own_store_start(struct kvt_own_store *store, const char *program, const char *socket_path,
 			const char *const *flags, int cpu, char *why, size_t why_bytes)
 {
 	pid_t parent = getpid();
-	char program[4096];
 	int ends[2], rc;
 
 	*store = (struct kvt_own_store){ .fd = -1 };
-	find_program(daemon, program, sizeof(program));
 	if (pipe2(ends, O_CLOEXEC) != 0)
 		return -errno;
 	fflush(NULL);

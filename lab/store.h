@@ -18,11 +18,14 @@ struct kvt_own_store {
 	int fd;    /* connected to it */
 };
 
-/** Start kvtstored and wait until it serves. `daemon`: the path of a kvtrunkd, which it is beside;
- * NULL: it is beside this program. `flags`: its flags, NULL-terminated, without --socket. `cpu` -1:
- * any, also where this process is bound. Errors, with a sentence in `why`: -ECHILD it did not
- * start. */
-int kvt_own_store_start(struct kvt_own_store *store, const char *daemon, const char *socket_path,
+/** Write the path of the kvtstored that is beside a kvtrunkd. `daemon` NULL: beside this program.
+ */
+void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes);
+
+/** Start kvtstored and wait until it serves. `flags`: its flags, NULL-terminated, without --socket.
+ * `cpu` -1: any, also where this process is bound. Errors, with a sentence in `why`: -ECHILD it did
+ * not start. */
+int kvt_own_store_start(struct kvt_own_store *store, const char *program, const char *socket_path,
 			const char *const *flags, int cpu, char *why, size_t why_bytes);
 
 /** Ask for what it counts. -ECONNRESET: it is gone. */

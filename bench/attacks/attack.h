@@ -76,6 +76,7 @@ enum attack_needs {
 	ATTACK_METRICS = 1u << 0,  /* a kvtmetricsd, which the innocent client scrapes */
 	ATTACK_TOGETHER = 1u << 1, /* takes part in `together` */
 	ATTACK_TAKES = 1u << 2,    /* takes all that a uid may have: another uid works beside it */
+	ATTACK_STORE = 1u << 3,    /* runs a kvtstored, whose socket is beside the daemon's */
 };
 
 /** Written by an attacker and its children, read by the scene. */
@@ -86,6 +87,7 @@ struct attack_progress {
 
 struct attack_run {
 	const char *socket_path, *directory; /* of the daemon */
+	const char *store_program; /* with ATTACK_STORE: a path that any uid can execute */
 	uint16_t metrics_port;
 	struct attack_progress *progress;
 };
@@ -186,6 +188,8 @@ void attack_queues(struct attack_run *run);
 void attack_feed_loop(struct attack_run *run);
 void attack_feed_many(struct attack_run *run);
 void attack_feed_again(struct attack_run *run);
+void attack_store_copies(struct attack_run *run);
+void attack_store_stopped(struct attack_run *run);
 void attack_metrics_idle(struct attack_run *run);
 void attack_together(struct attack_run *run);
 

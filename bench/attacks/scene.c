@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lab/store.h"
 #include "shm/atomic.h"
 
 #define LAND_NS 60000000000ull   /* a later attack counts as not landed */
@@ -74,7 +75,7 @@ static bool start_daemon(struct scene *scene)
 		scene->result->failed = true;
 		return false;
 	}
-	if (chmod(scene->daemon.directory, 0755))
+	if (chmod(scene->daemon.directory, scene->attack->needs & ATTACK_STORE ? 0777 : 0755))
 		fail(scene, "%s: %s", scene->daemon.directory, strerror(errno));
 	return true;
 }
@@ -165,6 +166,16 @@ static void keep_off(int daemon_cpu)
 		sched_setaffinity(0, sizeof(set), &set);
 }
 
+/* Open kvtstored while its folder can be searched: the attacker's uid may not be allowed to. */
+static void open_store(const struct scene *scene, struct attack_run *run, char *path, size_t bytes)
+{
+	char program[4096];
+
+	kvt_own_store_program(scene->options->daemon, program, sizeof(program));
+	snprintf(path, bytes, "/proc/self/fd/%d", open(program, O_PATH | O_CLOEXEC));
+	run->store_program = path;
+}
+
 /* Become the attacker. The daemon is under test, not the scheduler: with `yield`, attackers run
  * only when nothing else does. */
 static void be_attacker(struct scene *scene, pid_t parent)
@@ -174,6 +185,7 @@ static void be_attacker(struct scene *scene, pid_t parent)
 				  .metrics_port = scene->metrics_port,
 				  .progress = scene->progress };
 	const struct sched_param none = { 0 };
+	char store_program[64];
 	struct rlimit files;
 
 	setpgid(0, 0);
@@ -186,6 +198,8 @@ static void be_attacker(struct scene *scene, pid_t parent)
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
+	if (scene->attack->needs & ATTACK_STORE)
+		open_store(scene, &run, store_program, sizeof(store_program));
 	attack_become(scene->result->same_uid ? INNOCENT_UID : ATTACKER_UID, parent);
 	signal(SIGPIPE, SIG_IGN);
 	scene->attack->run(&run);
