@@ -86,6 +86,15 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(COUNTER, recomputed_pages, "Of these: the store had them.")                              \
 	X(GAUGE, unloaded_ns, "Time since a page was loaded last, or since the start.")            \
 	X(GAUGE, unloaded_pages, "Pages that clients computed in this time.")                      \
+	X(GAUGE, coming_pages, "Pages on their way from a tier below the memory.")                 \
+	X(GAUGE, file_bytes, "Size of the file. 0: there is none.")                                \
+	X(GAUGE, file_room_pages, "Pages that fit into the file.")                                 \
+	X(GAUGE, file_pages, "Pages that are in the file.")                                        \
+	X(COUNTER, file_written_pages, "Pages written to the file.")                               \
+	X(COUNTER, file_dropped_pages, "Pages that left the memory and were not written in time.") \
+	X(COUNTER, file_read_pages, "Pages read from the file.")                                   \
+	X(COUNTER, file_bad_pages, "Pages of the file that were not as they were written.")        \
+	X(GAUGE, file_off, "1 after the file's device failed.")                                    \
 	X(GAUGE, helper_ready, "1 while a distributed store may be asked.")                        \
 	X(COUNTER, helper_starts, "Starts of the helper of a distributed store.")                  \
 	X(COUNTER, helper_read_pages, "Pages that the helper brought.")                            \
@@ -100,6 +109,6 @@ struct kvt_store_status {
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 248, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 320, "kvt_store_status");
 
 #endif

@@ -9,6 +9,7 @@
  *     has()      a load promises the page
  *     read()     the page is to be brought into the record of a private entry
  *     arrived()  ends each read(), in any order
+ *     keep()     a page leaves the memory
  *
  * No function waits. Between read() and arrived() the record belongs to the tier below. A tier that
  * fails still ends its reads, as bad ones, once nothing can write to their records.
@@ -28,6 +29,11 @@ struct kvt_below {
 	int (*read)(void *self, const struct kvt_chain *page, uint32_t entry);
 	/* Return true if a read has ended. It checked that the bytes are the page's. */
 	bool (*arrived)(void *self, uint32_t *ret_entry, bool *ret_good);
+	/* NULL: nothing is written on leaving. Else take the page of a private entry, which was the
+	 * oldest. Returns a private entry in exchange, or the same one, if it is not taken. */
+	uint32_t (*keep)(void *self, uint32_t entry);
+	/* With keep(): return true if it takes a page now, false if it will soon. */
+	bool (*ready)(void *self);
 };
 
 #endif

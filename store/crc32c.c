@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "shm/assert.h"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define HAS_INSTRUCTION 1
@@ -73,6 +75,25 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const uint8_t *at,
 		crc = step_1(crc, *at++);
 	return ~crc;
 }
+
+/* An instruction waits for the one before of its chain only. */
+WITH_INSTRUCTION static void quarters_by_instruction(const uint8_t *at, size_t n, uint32_t crc[4])
+{
+	uint64_t a = UINT32_MAX, b = a, c = a, d = a, words[4];
+
+	for (size_t i = 0; i < n; i += sizeof(*words)) {
+		for (uint32_t quarter = 0; quarter < 4; quarter++)
+			memcpy(&words[quarter], at + quarter * n + i, sizeof(*words));
+		a = step_8((uint32_t)a, words[0]);
+		b = step_8((uint32_t)b, words[1]);
+		c = step_8((uint32_t)c, words[2]);
+		d = step_8((uint32_t)d, words[3]);
+	}
+	crc[0] = ~(uint32_t)a;
+	crc[1] = ~(uint32_t)b;
+	crc[2] = ~(uint32_t)c;
+	crc[3] = ~(uint32_t)d;
+}
 #endif
 
 uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n)
@@ -82,4 +103,17 @@ uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n)
 		return by_instruction(crc, bytes, n);
 #endif
 	return kvt_crc32c_portable(crc, bytes, n);
+}
+
+void kvt_crc32c_quarters(const void *bytes, size_t n, uint32_t ret_crc[4])
+{
+	KVT_ASSERT(n % 32 == 0);
+#ifdef HAS_INSTRUCTION
+	if (instruction_there()) {
+		quarters_by_instruction(bytes, n / 4, ret_crc);
+		return;
+	}
+#endif
+	for (uint32_t i = 0; i < 4; i++)
+		ret_crc[i] = kvt_crc32c_portable(0, (const uint8_t *)bytes + i * (n / 4), n / 4);
 }

@@ -14,5 +14,8 @@
 uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n);
 /** The same without the instruction. */
 uint32_t kvt_crc32c_portable(uint32_t crc, const void *bytes, size_t n);
+/** The checksums of the four quarters of n bytes, a multiple of 32. Computing them side by side is
+ * three times as fast. */
+void kvt_crc32c_quarters(const void *bytes, size_t n, uint32_t ret_crc[4]);
 
 #endif

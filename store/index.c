@@ -173,6 +173,7 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	memcpy(e->key, page->digest, sizeof(e->key));
 	index->table[place] = entry;
 	e->state = KVT_INDEX_FOUND;
+	e->used = 0;
 	link_behind(index, entry, behind);
 	index->n_found++;
 }

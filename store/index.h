@@ -36,7 +36,8 @@ struct kvt_index_entry {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint32_t older, younger; /* FOUND without pins: neighbours; FREE: `older` is the next one */
 	uint32_t pins;
-	uint32_t state; /* enum kvt_index_state */
+	uint16_t state; /* enum kvt_index_state */
+	uint16_t used;  /* 1: it was asked for since it was published */
 };
 
 struct kvt_index {

@@ -22,6 +22,7 @@
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
 #define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
 #define LATE_NS 1000000000ull /* a load ends that waits for a page so long */
+#define AHEAD_READS 2u       /* begun at a time: each may write a page that leaves the memory */
 
 struct kvt_load_page {
 	struct kvt_chain name;
@@ -64,8 +65,10 @@ static uint32_t find_pages(struct kvt_store *store, struct kvt_chain chain, cons
 			break;
 		ret_pages[n].name = chain;
 		ret_pages[n].entry = kvt_index_find(&store->tier.index, &chain);
-		if (ret_pages[n].entry)
+		if (ret_pages[n].entry) {
 			kvt_index_pin(&store->tier.index, ret_pages[n].entry);
+			store->tier.index.entries[ret_pages[n].entry].used = 1;
+		}
 	}
 	return n;
 }
@@ -271,10 +274,12 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t end_at = load->first + load->n_pages;
+	uint64_t before = store->tier.begun;
 
 	if (load->ahead <= load->at)
 		load->ahead = load->at + 1;
-	for (; load->ahead < end_at && load->ahead - load->at < AHEAD_PAGES; load->ahead++) {
+	for (; load->ahead < end_at && load->ahead - load->at < AHEAD_PAGES &&
+	       store->tier.begun - before < AHEAD_READS; load->ahead++) {
 		const struct kvt_load_page *page = &load->pages[load->ahead - load->first];
 
 		if (!page->entry && kvt_tier_bring(&store->tier, &page->name) == -EAGAIN)
@@ -351,16 +356,17 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
+	uint64_t before = store->tier.begun;
 
 	while (load) {
 		struct kvt_load *next = load->next;
 
-		if (advance(store, load))
+		if (advance(store, load) || store->tier.begun != before)
 			return true;
 		load = next;
 	}
 	/* With nothing on its way, loads wait for what the pages of each other occupy. */
-	if (!store->loads.first || store->tier.n_coming)
+	if (!store->loads.first || store->tier.n_coming || !kvt_tier_ready(&store->tier))
 		return false;
 	end(store, store->loads.first);
 	return true;

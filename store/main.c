@@ -30,14 +30,17 @@
 #define DEFAULT_HELPER_WAIT_MS 4u
 #define DEFAULT_HELPER_BATCH_BYTES (16ull << 20)
 #define HELPER_QUEUE_PAGES 4096u
+#define DEFAULT_FILE_DEPTH 32u
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
 
-static volatile sig_atomic_t stopping;
+/* `hurry`: a second signal, which ends what an orderly stop writes. */
+static volatile sig_atomic_t stopping, hurry;
 
 static void on_signal(int number)
 {
 	(void)number;
+	hurry = stopping;
 	stopping = 1;
 }
 
@@ -45,6 +48,8 @@ static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH] [--ram-bytes SIZE] [--min-positions N]\n"
 		"                 [--queue-pages N] [--load-percent N]\n"
+		"                 [--file PATH --file-bytes SIZE [--file-admit used|all]\n"
+		"                 [--file-depth N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
 		"                 [--helper-batch-bytes SIZE]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
@@ -54,6 +59,12 @@ static void usage(FILE *to)
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
+		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
+		"                     disk; they are there after a restart\n"
+		"  --file-bytes SIZE  its size. Allocated at start\n"
+		"  --file-admit WHAT  used: pages that were used since they were copied;\n"
+		"                     all: also others. Default: used\n"
+		"  --file-depth N     reads in flight, and as many writes; default: %u\n"
 		"  --helper COMMAND   keep pages in a distributed store, too, by this process:\n"
 		"                     \"python3 -m kvtrunk.store mooncake\", or redis\n"
 		"  --helper-wait-ms N\n"
@@ -61,7 +72,7 @@ static void usage(FILE *to)
 		"  --helper-batch-bytes SIZE\n"
 		"                     most that it moves in one call; default: 16M\n"
 		"  --help, --version\n", DEFAULT_MIN_POSITIONS, DEFAULT_QUEUE_PAGES,
-		DEFAULT_LOAD_PERCENT, DEFAULT_HELPER_WAIT_MS);
+		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_HELPER_WAIT_MS);
 }
 
 /* Read "64G". */
@@ -88,6 +99,52 @@ static bool parse_count(const char *text, uint64_t most, uint32_t *ret_count)
 	return true;
 }
 
+/* Read the value of an option. Returns what is allowed, if it is something else. */
+static const char *parse_value(struct kvt_store_options *options, int option, const char *text)
+{
+	uint32_t ms;
+
+	switch (option) {
+	case 's':
+		options->daemon_path = text;
+		return NULL;
+	case 'r':
+		return parse_size(text, &options->ram_bytes) ? NULL :
+		       "a size above 0, as 512M or 64G";
+	case 'm':
+		return parse_count(text, KVT_INDEX_MAX, &options->min_positions) ? NULL :
+		       "1 to 1073741824";
+	case 'q':
+		return parse_count(text, KVT_INDEX_MAX, &options->queue_pages) ? NULL :
+		       "1 to 1073741824";
+	case 'l':
+		return parse_count(text, 100, &options->load_percent) ? NULL : "1 to 100";
+	case 'f':
+		options->file.path = text;
+		return *text ? NULL : "a path";
+	case 'b':
+		return parse_size(text, &options->file.bytes) ? NULL :
+		       "a size above 0, as 512G or 2T";
+	case 'a':
+		options->file.all = strcmp(text, "all") == 0;
+		return options->file.all || strcmp(text, "used") == 0 ? NULL : "used, all";
+	case 'd':
+		return parse_count(text, KVT_FILE_DEPTH_MOST, &options->file.depth) ? NULL :
+		       "1 to 64";
+	case 'x':
+		options->remote.command = text;
+		return *text ? NULL : "a command";
+	case 'w':
+		if (!parse_count(text, 60000, &ms))
+			return "1 to 60000";
+		options->remote.wait_ns = ms * 1000000ull;
+		return NULL;
+	default:
+		return parse_size(text, &options->remote.batch_bytes) ? NULL :
+		       "a size above 0, as 16M";
+	}
+}
+
 /* Read the options. -1: continue; else the exit code. */
 static int parse_options(struct kvt_store_options *options, int argc, char **argv)
 {
@@ -97,6 +154,10 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "min-positions", required_argument, NULL, 'm' },
 		{ "queue-pages", required_argument, NULL, 'q' },
 		{ "load-percent", required_argument, NULL, 'l' },
+		{ "file", required_argument, NULL, 'f' },
+		{ "file-bytes", required_argument, NULL, 'b' },
+		{ "file-admit", required_argument, NULL, 'a' },
+		{ "file-depth", required_argument, NULL, 'd' },
 		{ "helper", required_argument, NULL, 'x' },
 		{ "helper-wait-ms", required_argument, NULL, 'w' },
 		{ "helper-batch-bytes", required_argument, NULL, 'y' },
@@ -104,62 +165,38 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
-	const char *allowed = NULL;
-	uint32_t ms = 0;
+	const char *allowed;
 	int option, at = 0;
 
-	while (!allowed && (option = getopt_long(argc, argv, "", words, &at)) != -1) {
+	while ((option = getopt_long(argc, argv, "", words, &at)) != -1) {
 		switch (option) {
-		case 's':
-			options->daemon_path = optarg;
-			break;
-		case 'r':
-			if (!parse_size(optarg, &options->ram_bytes))
-				allowed = "a size above 0, as 512M or 64G";
-			break;
-		case 'm':
-			if (!parse_count(optarg, KVT_INDEX_MAX, &options->min_positions))
-				allowed = "1 to 1073741824";
-			break;
-		case 'q':
-			if (!parse_count(optarg, KVT_INDEX_MAX, &options->queue_pages))
-				allowed = "1 to 1073741824";
-			break;
-		case 'l':
-			if (!parse_count(optarg, 100, &options->load_percent))
-				allowed = "1 to 100";
-			break;
-		case 'x':
-			options->remote.command = optarg;
-			if (!*optarg)
-				allowed = "a command";
-			break;
-		case 'w':
-			if (!parse_count(optarg, 60000, &ms))
-				allowed = "1 to 60000";
-			options->remote.wait_ns = ms * 1000000ull;
-			break;
-		case 'y':
-			if (!parse_size(optarg, &options->remote.batch_bytes))
-				allowed = "a size above 0, as 16M";
-			break;
 		case 'h':
 			usage(stdout);
 			return KVT_EXIT_OK;
 		case 'v':
 			printf("kvtstored %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
-		default:
+		case '?':
 			usage(stderr);
+			return KVT_EXIT_USAGE;
+		default:
+			allowed = parse_value(options, option, optarg);
+			if (!allowed)
+				break;
+			fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n",
+				words[at].name, optarg, allowed);
 			return KVT_EXIT_USAGE;
 		}
 	}
-	if (allowed)
-		fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n", words[at].name,
-			optarg, allowed);
-	else if (optind < argc)
+	if (optind < argc) {
 		usage(stderr);
-	return allowed || optind < argc ? KVT_EXIT_USAGE : -1;
+		return KVT_EXIT_USAGE;
+	}
+	if (!options->file.path != !options->file.bytes) {
+		fprintf(stderr, "kvtstored: --file and --file-bytes need each other\n");
+		return KVT_EXIT_USAGE;
+	}
+	return -1;
 }
 
 /* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */
@@ -243,6 +280,18 @@ static int serve_until_stopped(struct kvt_server *server)
 	return EXIT_SUCCESS;
 }
 
+static void say_serving(const struct kvt_store *store, const char *path)
+{
+	struct kvt_file_counts file = kvt_file_count(store->file);
+
+	fprintf(stderr, "kvtstored: serving at %s, %u pages of memory", path,
+		store->tier.index.n_entries);
+	if (store->file)
+		fprintf(stderr, ", %llu of %llu pages in %s", (unsigned long long)file.pages,
+			(unsigned long long)file.room_pages, store->options.file.path);
+	fputc('\n', stderr);
+}
+
 int main(int argc, char **argv)
 {
 	struct sigaction action = { .sa_handler = on_signal };
@@ -255,6 +304,7 @@ int main(int argc, char **argv)
 			.min_positions = DEFAULT_MIN_POSITIONS,
 			.queue_pages = DEFAULT_QUEUE_PAGES,
 			.load_percent = DEFAULT_LOAD_PERCENT,
+			.file.depth = DEFAULT_FILE_DEPTH,
 			.remote.wait_ns = DEFAULT_HELPER_WAIT_MS * 1000000ull,
 			.remote.batch_bytes = DEFAULT_HELPER_BATCH_BYTES,
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
@@ -278,8 +328,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 		status = KVT_EXIT_CONNECT;
 	} else {
-		fprintf(stderr, "kvtstored: serving at %s, %u pages of memory\n", path,
-			store.tier.index.n_entries);
+		say_serving(&store, path);
 		status = serve_until_stopped(&server);
 		kvt_server_close(&server);
 	}
@@ -287,6 +336,7 @@ int main(int argc, char **argv)
 		return EXIT_FAILURE; /* with its session open */
 	if (store.client)
 		kvt_store_disconnect(&store);
+	kvt_file_close(store.file, &hurry);
 	kvt_device_close(store.device);
 	kvt_remote_close(store.remote);
 	kvt_tier_destroy(&store.tier);

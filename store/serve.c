@@ -400,6 +400,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	const struct kvt_store *store = server->store;
 	const struct kvt_tier *tier = &store->tier;
 	const struct kvt_loads *loads = &store->loads;
+	struct kvt_file_counts file = kvt_file_count(store->file);
 	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
 	uint64_t now = now_ns();
 
@@ -426,6 +427,15 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.recomputed_pages = tier->recomputed,
 		.unloaded_ns = now - (loads->last_ns ? loads->last_ns : store->started_ns),
 		.unloaded_pages = tier->computed - loads->last_computed,
+		.coming_pages = tier->n_coming,
+		.file_bytes = file.bytes,
+		.file_room_pages = file.room_pages,
+		.file_pages = file.pages,
+		.file_written_pages = file.written,
+		.file_dropped_pages = file.dropped,
+		.file_read_pages = file.read,
+		.file_bad_pages = file.bad,
+		.file_off = file.off,
 		.helper_ready = remote.ready,
 		.helper_starts = remote.starts,
 		.helper_read_pages = remote.got,

@@ -4,13 +4,12 @@
  * but the tier begins again.
  */
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "store/device.h"
 #include "store/store.h"
+#include "store/why.h"
 #include "tools/progress.h"
 
 /* Deadline of each call. While a daemon is stopped or hangs, so do its clients: a FETCH that finds
@@ -20,19 +19,6 @@
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif
-
-static int fail(struct kvt_error *why, int code, const char *format, ...)
-	__attribute__((format(printf, 3, 4)));
-static int fail(struct kvt_error *why, int code, const char *format, ...)
-{
-	va_list arguments;
-
-	why->code = code;
-	va_start(arguments, format);
-	vsnprintf(why->text, sizeof(why->text), format, arguments);
-	va_end(arguments);
-	return code;
-}
 
 static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 {
@@ -44,11 +30,11 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
 {
 	if (info->n_sides)
-		return fail(why, -EINVAL, "the daemon has side pages (option sides): a store does "
-			    "not keep those of hybrid models");
+		return kvt_store_fail(why, -EINVAL, "the daemon has side pages (option sides): a "
+				      "store does not keep those of hybrid models");
 	if (info->disabled)
-		return fail(why, -EINVAL, "caching is disabled on this instance: there is nothing "
-			    "to keep");
+		return kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there "
+				      "is nothing to keep");
 	return 0;
 }
 
@@ -62,50 +48,69 @@ static int map_pool(struct kvt_store *store, struct kvt_error *why)
 	return kvt_slabs_map(&store->slabs, store->client, on_device ? store->device : NULL, why);
 }
 
-/* Make the tier, with all of its memory: a page that is not there later is a store that dies. */
-static int make_tier(struct kvt_store *store, struct kvt_error *why)
+/* Allocate all of the memory: a page that is not there later is a store that dies. */
+static int allocate(struct kvt_tier *tier, struct kvt_error *why)
 {
-	uint64_t record_bytes = store->slabs.record_bytes, at = 0, n;
 	struct kvt_progress_line line;
-	int rc;
+	uint64_t at = 0, n;
+	int rc = 0;
 
-	if (store->tier.ram && store->tier.record_bytes != record_bytes)
-		return fail(why, -EINVAL, "the daemon's pages have another size than before: "
-			    "restart the store");
-	if (store->tier.ram)
-		return 0;
-	rc = kvt_tier_init(&store->tier, store->options.ram_bytes, record_bytes,
-			   store->options.remote.command ? sizeof(struct kvt_helper_seal) : 0);
-	if (rc != 0)
-		return fail(why, -EINVAL, rc == -EINVAL ?
-			    "ram_bytes has no room for a page of %llu bytes" :
-			    "no memory for the index and %llu bytes",
-			    (unsigned long long)(rc == -EINVAL ? record_bytes :
-						 store->options.ram_bytes));
 	kvt_progress_begin(&line, false);
-	for (; rc == 0 && at < store->tier.mapped_bytes; at += n) {
-		n = store->tier.mapped_bytes - at;
+	for (; rc == 0 && at < tier->mapped_bytes; at += n) {
+		n = tier->mapped_bytes - at;
 		n = n < ALLOCATE_BYTES ? n : ALLOCATE_BYTES;
-		if (madvise(store->tier.ram + at, n, MADV_POPULATE_WRITE) != 0 &&
-		    errno != EINVAL && errno != EAGAIN)
+		if (madvise(tier->ram + at, n, MADV_POPULATE_WRITE) != 0 && errno != EINVAL &&
+		    errno != EAGAIN)
 			rc = -errno;
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: allocating, %llu of %llu MiB",
 					   (unsigned long long)(at >> 20),
-					   (unsigned long long)(store->tier.mapped_bytes >> 20));
+					   (unsigned long long)(tier->mapped_bytes >> 20));
 	}
 	kvt_progress_end(&line);
+	return rc == 0 ? 0 : kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
+					    "ram_bytes smaller",
+					    (unsigned long long)tier->ram_bytes, strerror(-rc));
+}
+
+/* Make the tiers, if there are none. */
+static int make_tiers(struct kvt_store *store, struct kvt_error *why)
+{
+	const struct kvt_store_options *options = &store->options;
+	uint64_t record_bytes = store->slabs.record_bytes;
+	int rc;
+
+	if (options->file.path)
+		record_bytes = kvt_file_blocks(record_bytes);
+	if (store->tier.ram && store->tier.record_bytes != record_bytes)
+		return kvt_store_fail(why, -EINVAL, "the daemon's pages have another size than "
+				      "before: restart the store");
+	if (store->tier.ram)
+		return 0;
+	rc = kvt_tier_init(&store->tier, options->ram_bytes, record_bytes,
+			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
+	if (rc != 0)
+		return kvt_store_fail(why, -EINVAL, rc == -EINVAL ?
+				      "ram_bytes has no room for a page of %llu bytes" :
+				      "no memory for the index and %llu bytes",
+				      (unsigned long long)(rc == -EINVAL ? record_bytes :
+							   options->ram_bytes));
+	rc = allocate(&store->tier, why);
 	if (rc == 0 && store->slabs.device)
 		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
-	if (rc == 0 && store->options.remote.command) {
-		store->options.remote.record_bytes = record_bytes;
-		rc = kvt_remote_open(&store->remote, &store->tier, &store->options.remote);
+	if (rc == 0 && options->file.path)
+		rc = kvt_file_open(&store->file, &store->tier, &options->file, why);
+	if (rc == 0 && options->remote.command) {
+		store->options.remote.record_bytes = store->slabs.record_bytes;
+		if (kvt_remote_open(&store->remote, &store->tier, &options->remote) != 0)
+			rc = kvt_store_fail(why, -ENOMEM, "no memory for a helper");
 	}
 	if (rc == 0)
 		return 0;
+	kvt_file_close(store->file, NULL);
+	store->file = NULL;
 	kvt_tier_destroy(&store->tier);
-	return fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make ram_bytes smaller",
-		    (unsigned long long)store->options.ram_bytes, strerror(-rc));
+	return rc;
 }
 
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
@@ -130,9 +135,9 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc == 0)
 		rc = map_pool(store, why);
 	if (rc == 0)
-		rc = make_tier(store, why);
+		rc = make_tiers(store, why);
 	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
-		rc = fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
+		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
 	if (rc == 0 && kvt_store_follow(store) < 0)
 		rc = failed_client(store, why);
 	store->loads.most_pages =
@@ -160,4 +165,5 @@ void kvt_store_drop(struct kvt_store *store)
 {
 	kvt_loads_end(store);
 	kvt_tier_clear(&store->tier);
+	kvt_file_clear(store->file);
 }

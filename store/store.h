@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/file.h"
 #include "store/remote.h"
 
 /** Bytes that a turn copies in each direction: at least a page. */
@@ -27,6 +28,7 @@ struct kvt_store_fetch;
 struct kvt_store_options {
 	const char *daemon_path; /* the daemon's socket */
 	uint64_t ram_bytes;
+	struct kvt_file_options file;
 	struct kvt_remote_options remote;
 	uint32_t min_positions;
 	uint32_t queue_pages;
@@ -55,6 +57,7 @@ struct kvt_store {
 	struct kvt_slabs slabs;
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
+	struct kvt_file *file; /* NULL: none */
 	struct kvt_remote *remote; /* NULL: none */
 	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
 	struct kvt_loads loads;

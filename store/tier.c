@@ -92,6 +92,31 @@ static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
 	return false;
 }
 
+bool kvt_tier_ready(const struct kvt_tier *tier)
+{
+	bool ready = true;
+
+	for (uint32_t i = 0; i < tier->n_below && !tier->index.first_free; i++)
+		ready &= !tier->below[i].keep || tier->below[i].ready(tier->below[i].self);
+	return ready;
+}
+
+/* Take an entry. The page that leaves for it is offered to the tiers below. */
+static uint32_t take(struct kvt_tier *tier)
+{
+	bool leaves = !tier->index.first_free;
+	uint32_t entry = kvt_index_take(&tier->index);
+
+	for (uint32_t i = 0; i < tier->n_below && entry && leaves; i++) {
+		uint32_t other = tier->below[i].keep ?
+				 tier->below[i].keep(tier->below[i].self, entry) : entry;
+
+		leaves = other == entry;
+		entry = other;
+	}
+	return entry;
+}
+
 /* Begin to read a page into an entry, from the nearest tier that has it. */
 static int read_below(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t entry)
 {
@@ -115,15 +140,17 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page)
 		return -ENOENT;
 	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
 		return -EAGAIN;
-	entry = kvt_index_take(&tier->index);
+	entry = kvt_tier_ready(tier) ? take(tier) : 0;
 	if (!entry)
 		return -EAGAIN; /* all are pinned or coming */
 	rc = read_below(tier, page, entry);
-	if (rc == 0)
-		tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry };
-	else
+	if (rc != 0) {
 		kvt_index_drop(&tier->index, entry);
-	return rc;
+		return rc;
+	}
+	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry };
+	tier->begun++;
+	return 0;
 }
 
 static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
@@ -137,10 +164,12 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 	came = tier->coming[i];
 	tier->coming[i] = tier->coming[--tier->n_coming];
 	/* It may have been copied from the pool meanwhile. */
-	if (good && !kvt_index_find(&tier->index, &came.page))
+	if (good && !kvt_index_find(&tier->index, &came.page)) {
 		kvt_index_publish(&tier->index, entry, &came.page, 0);
-	else
+		tier->index.entries[entry].used = 1;
+	} else {
 		kvt_index_drop(&tier->index, entry);
+	}
 	tier->brought += good;
 	tier->lost += !good;
 }
@@ -150,9 +179,12 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	uint32_t entry, n = 0;
 	bool good;
 
-	for (uint32_t i = 0; i < tier->n_below; i++)
-		for (; tier->below[i].arrived(tier->below[i].self, &entry, &good); n++)
-			arrive(tier, entry, good);
+	for (uint32_t i = 0; i < tier->n_below; i++) {
+		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))
+			continue;
+		arrive(tier, entry, good);
+		n++;
+	}
 	return n > 0;
 }
 
@@ -172,8 +204,10 @@ void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32
 	for (uint32_t n = 0; n < known->info.n_pages && kvt_known_name(known, page); n++) {
 		uint32_t entry = entry_of(tier, known, page);
 
-		if (entry)
+		if (entry) {
 			kvt_index_touch(&tier->index, entry, 0);
+			tier->index.entries[entry].used = 1;
+		}
 		page = known->pages[page].parent;
 	}
 }
@@ -222,6 +256,9 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 	uint32_t there;
 	bool swept;
 
+	/* Wait while a page would be lost for it, if the queue has room until then. */
+	if (!kvt_tier_ready(tier) && known->n_queued < known->queue_pages / 2)
+		return false;
 	while ((copy.page = kvt_known_next(known, &swept)) != 0) {
 		copy.behind = swept ? entry_of(tier, known, known->pages[copy.page].parent)
 				    : place_of(tier, known, copy.page);
@@ -232,12 +269,13 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 		tier->full += !there;
 		if (there && !swept) {
 			kvt_index_touch(&tier->index, there, copy.behind);
+			tier->index.entries[there].used = 1;
 			tier->last = there;
 		}
 	}
 	if (!copy.page)
 		return false;
-	copy.entry = kvt_index_take(&tier->index);
+	copy.entry = take(tier);
 	if (!copy.entry) {
 		tier->full++;
 		return false;

@@ -49,7 +49,7 @@ struct kvt_tier {
 	uint32_t n_below;
 	struct kvt_coming coming[KVT_COMING_MOST];
 	uint32_t n_coming;
-	uint64_t brought, lost; /* reads from below: good, bad */
+	uint64_t begun, brought, lost; /* reads from below: all, good, bad */
 };
 
 struct kvt_copy {
@@ -70,10 +70,13 @@ uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
 
 /** Return true if a page is here or below. */
 bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page);
+/** Return true if a page that leaves the memory now is kept below, where it should be. False: soon,
+ * when a write has ended. */
+bool kvt_tier_ready(const struct kvt_tier *tier);
 /** Get a page into memory. Returns its entry; 0: it is on its way. -EAGAIN: no room for it now.
  * -ENOENT: no tier has it. */
 int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page);
-/** Let pages that arrived from below be found. Returns true if there were any. */
+/** Let a page that arrived from each tier below be found. Returns true if there was any. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
 /** Make a cached page and all in front of it the youngest, as far as they are here. */

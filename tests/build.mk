@@ -42,7 +42,7 @@ $(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o
 
 $(call unit_programs,$(UNIT_STORE)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
 		$(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtbase.a
-	$(link_test) -lcmocka -lpthread -ldl
+	$(link_test) -lcmocka -luring -lpthread -ldl
 
 $(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
 		$(O)/libkvtlab.a $(O)/libkvttools.a $(O)/libkvtbase.a

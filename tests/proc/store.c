@@ -15,25 +15,25 @@
 
 #define ASKED_MOST 200000u /* many seconds of asking */
 
-void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
-			  const char *ram)
+static void exec_store(const char *socket_path, const char *ram, const char *const *more)
 {
-	kvt_test_store_start_with(store, daemon, ram, (const char *[]){ NULL });
+	const char *arguments[24] = { "kvtstored", "--socket", socket_path, "--ram-bytes", ram,
+				      "--min-positions", "64", "--load-percent", "50" };
+	char program[640];
+
+	for (uint32_t i = 0; more && more[i] && i < 14; i++)
+		arguments[9 + i] = more[i];
+	snprintf(program, sizeof(program), "%s/kvtstored", kvt_test_build());
+	execv(program, (char *const *)arguments);
+	_exit(126);
 }
 
-void kvt_test_store_start_with(struct kvt_test_store *store,
-			       const struct kvt_test_daemon *daemon, const char *ram,
-			       const char *const *more)
+void kvt_test_store_spawn(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
+			  const char *ram, const char *const *more)
 {
-	char program[640], socket_path[128];
-	const char *arguments[24] = { program, "--socket", socket_path, "--ram-bytes", ram,
-				      "--min-positions", "64", "--load-percent", "50" };
-	int ends[2], n = 9;
+	char socket_path[128];
+	int ends[2];
 
-	while (n < 23 && *more)
-		arguments[n++] = *more++;
-
-	snprintf(program, sizeof(program), "%s/kvtstored", kvt_test_build());
 	snprintf(socket_path, sizeof(socket_path), "%s", daemon->socket);
 	snprintf(store->path, sizeof(store->path), "%s.store", daemon->socket);
 	kvt_test_check(pipe2(ends, O_CLOEXEC) == 0);
@@ -43,11 +43,23 @@ void kvt_test_store_start_with(struct kvt_test_store *store,
 	if (store->pid == 0) {
 		dup2(ends[1], 2);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		execv(program, (char *const *)arguments);
-		_exit(126);
+		exec_store(socket_path, ram, more);
 	}
 	close(ends[1]);
 	store->output = ends[0];
+}
+
+void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
+			  const char *ram)
+{
+	kvt_test_store_start_with(store, daemon, ram, NULL);
+}
+
+void kvt_test_store_start_with(struct kvt_test_store *store,
+			       const struct kvt_test_daemon *daemon, const char *ram,
+			       const char *const *more)
+{
+	kvt_test_store_spawn(store, daemon, ram, more);
 	kvt_test_check(kvt_test_store_await(store, "serving"));
 }
 

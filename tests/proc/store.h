@@ -29,6 +29,9 @@ void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_da
 void kvt_test_store_start_with(struct kvt_test_store *store,
 			       const struct kvt_test_daemon *daemon, const char *ram,
 			       const char *const *more);
+/** Start a store without waiting. */
+void kvt_test_store_spawn(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
+			  const char *ram, const char *const *more);
 /** Wait for a line of its output that contains `text`. False: it ended before. */
 bool kvt_test_store_await(struct kvt_test_store *store, const char *text);
 /** Send SIGTERM and wait. Returns the exit status. Nothing is left behind. */

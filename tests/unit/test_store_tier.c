@@ -341,7 +341,8 @@ TEST_WITH(reads_from_below_are_bounded, start_below, stop)
 	assert_int_equal(kvt_tier_bring(&tier, &pages[0]), 0);
 	assert_int_equal(kvt_tier_bring(&tier, &pages[1]), 0);
 	assert_int_equal(kvt_tier_bring(&tier, &pages[2]), -EAGAIN); /* by the tier below */
-	assert_true(kvt_tier_arrivals(&tier));
+	while (kvt_tier_arrivals(&tier))
+		;
 	for (uint32_t entry; (entry = kvt_index_take(&tier.index)) != 0;)
 		tier.full++; /* all are taken: no record to read into */
 	assert_int_equal(tier.full, 12);

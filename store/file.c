@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The file tier at work (file.h). Inputs: pages that leave the memory, and reads of loads. Called
+ * by tier.c through struct kvt_below; file_open.c makes and ends it.
+ *
+ * Invariants: an operation in flight owns a record of the memory and a slot: that of a write is
+ * private, that of a read is pinned. The rings have room for all operations.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shm/assert.h"
+#include "store/crc32c.h"
+#include "store/file_state.h"
+
+/* ---- slots */
+
+static uint64_t offset_of(const struct kvt_file *file, uint32_t slot)
+{
+	return KVT_FILE_BLOCK + (slot - 1) * (KVT_FILE_BLOCK + file->tier->record_bytes);
+}
+
+static uint32_t crc_of(struct kvt_file_slot header)
+{
+	header.crc = 0;
+	return kvt_crc32c(0, &header, sizeof(header));
+}
+
+bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *header)
+{
+	return memcmp(header->magic, KVT_FILE_SLOT_MAGIC, sizeof(header->magic)) == 0 &&
+	       header->record_bytes == file->tier->record_bytes &&
+	       header->crc == crc_of(*header) && header->generation >= file->head.first_write;
+}
+
+static void seal(struct kvt_file *file, const struct kvt_file_op *op, const uint8_t *record)
+{
+	struct kvt_file_slot header = {
+		.record_bytes = file->tier->record_bytes,
+		.generation = file->next_write++,
+	};
+
+	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
+	memcpy(header.key, op->page.digest, sizeof(header.key));
+	kvt_crc32c_quarters(record, header.record_bytes, header.record_crc);
+	header.crc = crc_of(header);
+	memset(op->header, 0, KVT_FILE_BLOCK);
+	memcpy(op->header, &header, sizeof(header));
+}
+
+static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
+{
+	const struct kvt_file_slot *header = (const struct kvt_file_slot *)op->header;
+	uint32_t crc[4];
+
+	if (!kvt_file_slot_ok(file, header) ||
+	    memcmp(header->key, op->page.digest, sizeof(header->key)) != 0)
+		return false;
+	kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry), header->record_bytes, crc);
+	return memcmp(header->record_crc, crc, sizeof(crc)) == 0;
+}
+
+/* ---- operations */
+
+struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind kind)
+{
+	struct kvt_file_op *op = file->free_op;
+
+	if (!op || file->in_flight[kind] == file->depth)
+		return NULL;
+	file->free_op = op->next;
+	file->in_flight[kind]++;
+	op->busy = true;
+	op->kind = kind;
+	return op;
+}
+
+void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op)
+{
+	file->in_flight[op->kind]--;
+	op->busy = false;
+	op->next = file->free_op;
+	file->free_op = op;
+}
+
+void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&file->ring);
+	uint64_t offset = offset_of(file, op->slot);
+
+	KVT_ASSERT(sqe);
+	op->parts[0] = (struct iovec){ op->header, KVT_FILE_BLOCK };
+	if (whole)
+		op->parts[1] = (struct iovec){ kvt_tier_record(file->tier, op->entry),
+					       file->tier->record_bytes };
+	if (op->slot == 0)
+		io_uring_prep_nop(sqe);
+	else if (op->kind == KVT_FILE_READ)
+		io_uring_prep_readv(sqe, file->fd, op->parts, whole ? 2 : 1, offset);
+	else
+		io_uring_prep_writev(sqe, file->fd, op->parts, 2, offset);
+	io_uring_sqe_set_data(sqe, op);
+	/* What the kernel does not take now stays in the ring, for kvt_file_done(). */
+	io_uring_submit(&file->ring);
+}
+
+struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result)
+{
+	struct io_uring_cqe *cqe;
+	struct kvt_file_op *op;
+
+	if (io_uring_sq_ready(&file->ring))
+		io_uring_submit(&file->ring);
+	if (io_uring_peek_cqe(&file->ring, &cqe) != 0)
+		return NULL;
+	op = io_uring_cqe_get_data(cqe);
+	*ret_result = cqe->res;
+	io_uring_cqe_seen(&file->ring, cqe);
+	return op;
+}
+
+static void turn_off(struct kvt_file *file, const char *what, int error)
+{
+	if (!file->off)
+		fprintf(stderr, "kvtstored: cannot %s %s: %s; the file is not used until the next "
+			"start\n", what, file->path, strerror(-error));
+	file->off = true;
+}
+
+static bool is_whole(const struct kvt_file *file, int result)
+{
+	return result > 0 && (uint64_t)result == KVT_FILE_BLOCK + file->tier->record_bytes;
+}
+
+/* ---- writes */
+
+static struct kvt_chain page_at(const struct kvt_tier *tier, uint32_t entry)
+{
+	struct kvt_chain page = { { 0 } };
+
+	memcpy(page.digest, tier->index.entries[entry].key, KVT_CHAIN_KEY_BYTES);
+	return page;
+}
+
+bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused)
+{
+	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
+	struct kvt_chain page = page_at(file->tier, entry);
+	uint32_t slot = kvt_index_find(&file->slots, &page);
+
+	if (slot)
+		kvt_index_touch(&file->slots, slot, 0);
+	return !slot && !file->off && (unused || e->used);
+}
+
+bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare)
+{
+	struct kvt_file_op *op = kvt_file_op_take(file, KVT_FILE_WRITE);
+	uint32_t slot = op ? kvt_index_take(&file->slots) : 0;
+
+	if (!slot) {
+		if (op)
+			kvt_file_op_free(file, op);
+		return false;
+	}
+	op->slot = slot;
+	op->entry = entry;
+	op->spare = spare;
+	op->page = page_at(file->tier, entry);
+	seal(file, op, kvt_tier_record(file->tier, entry));
+	kvt_file_submit(file, op, true);
+	return true;
+}
+
+static uint32_t keep(void *self, uint32_t entry)
+{
+	struct kvt_file *file = self;
+
+	if (!kvt_file_wants(file, entry, file->all))
+		return entry;
+	if (file->n_spares == 0 || !kvt_file_write(file, entry, true)) {
+		file->dropped++;
+		return entry;
+	}
+	return file->spares[--file->n_spares];
+}
+
+static bool ready(void *self)
+{
+	const struct kvt_file *file = self;
+
+	return file->off || (file->n_spares > 0 && file->in_flight[KVT_FILE_WRITE] < file->depth);
+}
+
+static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
+{
+	bool full = result == -ENOSPC || result == -EDQUOT;
+
+	if (result < 0 && !full)
+		turn_off(file, "write", result);
+	if (op->spare)
+		file->spares[file->n_spares++] = op->entry;
+	if (!is_whole(file, result) || kvt_index_find(&file->slots, &op->page) ||
+	    !kvt_file_slot_ok(file, (const struct kvt_file_slot *)op->header)) {
+		kvt_index_drop(&file->slots, op->slot);
+		file->dropped++;
+	} else {
+		/* At the end the youngest are written first. */
+		kvt_index_publish(&file->slots, op->slot, &op->page,
+				  op->spare ? 0 : file->last_written);
+		file->last_written = op->slot;
+		file->written++;
+	}
+	kvt_file_op_free(file, op);
+}
+
+/* ---- reads */
+
+/* Return the write that is in flight for a page, NULL: none. */
+static struct kvt_file_op *write_of(struct kvt_file *file, const struct kvt_chain *page)
+{
+	uint32_t left = file->in_flight[KVT_FILE_WRITE];
+
+	for (struct kvt_file_op *op = file->ops; left > 0; op++) {
+		if (!op->busy || op->kind != KVT_FILE_WRITE)
+			continue;
+		if (memcmp(op->page.digest, page->digest, KVT_CHAIN_KEY_BYTES) == 0)
+			return op;
+		left--;
+	}
+	return NULL;
+}
+
+static bool has(void *self, const struct kvt_chain *page)
+{
+	struct kvt_file *file = self;
+
+	return !file->off && (kvt_index_find(&file->slots, page) || write_of(file, page));
+}
+
+static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
+{
+	struct kvt_file *file = self;
+	uint32_t slot = file->off ? 0 : kvt_index_find(&file->slots, page);
+	const struct kvt_file_op *write = file->off || slot ? NULL : write_of(file, page);
+	struct kvt_file_op *op;
+
+	if (!slot && !write)
+		return -ENOENT;
+	op = kvt_file_op_take(file, KVT_FILE_READ);
+	if (!op)
+		return -EAGAIN;
+	op->slot = slot;
+	op->entry = entry;
+	op->page = *page;
+	if (slot)
+		kvt_index_pin(&file->slots, slot);
+	else /* it is still in memory */
+		memcpy(kvt_tier_record(file->tier, entry),
+		       kvt_tier_record(file->tier, write->entry), file->tier->record_bytes);
+	kvt_file_submit(file, op, true);
+	return 0;
+}
+
+/* Take the slot of a read back. */
+static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int result)
+{
+	bool good = is_whole(file, result) && sealed(file, op);
+
+	if (result < 0)
+		turn_off(file, "read", result);
+	kvt_index_unpin(&file->slots, op->slot);
+	if (good) {
+		/* A path is read from its front, and leaves from its end. */
+		kvt_index_touch(&file->slots, op->slot, file->last_read);
+		file->last_read = op->slot;
+	} else {
+		kvt_index_drop(&file->slots, op->slot);
+	}
+	file->read += good;
+	file->bad += !good;
+	return good;
+}
+
+bool kvt_file_arrived(void *self, uint32_t *ret_entry, bool *ret_good)
+{
+	struct kvt_file *file = self;
+	struct kvt_file_op *op;
+	int result;
+
+	while ((op = kvt_file_done(file, &result)) != NULL) {
+		if (op->kind == KVT_FILE_WRITE) {
+			end_write(file, op, result);
+			continue;
+		}
+		*ret_entry = op->entry;
+		*ret_good = op->slot == 0 || end_slot(file, op, result);
+		kvt_file_op_free(file, op);
+		return true;
+	}
+	return false;
+}
+
+struct kvt_below kvt_file_below(struct kvt_file *file)
+{
+	return (struct kvt_below){ .self = file, .fd = file->ring.ring_fd, .has = has,
+				   .read = begin_read, .arrived = kvt_file_arrived, .keep = keep,
+				   .ready = ready };
+}
+
+struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
+{
+	if (!file)
+		return (struct kvt_file_counts){ .bytes = 0 };
+	return (struct kvt_file_counts){
+		.bytes = file->bytes,
+		.room_pages = file->slots.n_entries,
+		.pages = file->slots.n_found,
+		.written = file->written,
+		.dropped = file->dropped,
+		.read = file->read,
+		.bad = file->bad,
+		.off = file->off,
+	};
+}

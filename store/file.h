@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_FILE_H
+#define KVT_STORE_FILE_H
+
+/**
+ * @file file.h
+ * The file tier: pages that left the memory, in slots of a preallocated file. It is read and
+ * written past the page cache (O_DIRECT) by io_uring.
+ *
+ *     block 0      struct kvt_file_head
+ *     slots        each a block with struct kvt_file_slot, then the record: one write
+ *     checkpoint   behind the last slot: what they hold, written at an orderly stop
+ *
+ * A slot holds a page if its header's checksum is right, and those of the record are as it says. A
+ * start looks at headers only, a load at both. So a torn write, a flipped bit or a truncated file
+ * costs pages, and no page is wrong. Without a checkpoint of the last start, all headers are read.
+ *
+ * A page that leaves the memory is written from where it lies. Its record is exchanged for a spare
+ * one. If too many writes are in flight, the page is dropped and counted.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvtrunk_client.h"
+#include "store/tier.h"
+
+#define KVT_FILE_BLOCK 4096u
+#define KVT_FILE_DEPTH_MOST KVT_COMING_MOST
+#define KVT_FILE_RAM_PAGES 8u /* that the memory must have at least */
+
+struct kvt_file_head {
+	char magic[8];
+	uint32_t format;
+	uint32_t crc; /* crc32c of all fields, with 0 here */
+	uint64_t record_bytes;
+	uint64_t n_slots;
+	uint64_t generation;            /* starts of stores on this file */
+	uint64_t checkpoint_generation; /* start that ended with the checkpoint */
+	uint64_t checkpoint_pages;
+	uint64_t next_write; /* at the checkpoint */
+	uint64_t first_write; /* what was written before was dropped */
+	uint32_t checkpoint_crc;
+	uint32_t reserved;
+};
+
+struct kvt_file_slot {
+	char magic[8];
+	uint8_t key[KVT_CHAIN_KEY_BYTES];
+	uint64_t record_bytes;
+	uint64_t generation; /* number of this write: the youngest of two wins */
+	uint32_t record_crc[4]; /* crc32c of each quarter of the record */
+	uint32_t crc; /* crc32c of all fields, with 0 here */
+	uint32_t reserved;
+};
+
+struct kvt_file_options {
+	const char *path; /* NULL: no file */
+	uint64_t bytes;
+	uint32_t depth; /* reads in flight, and as many writes */
+	bool all;       /* write pages that were never used, too */
+};
+
+struct kvt_file;
+
+struct kvt_file_counts {
+	uint64_t bytes, room_pages, pages; /* now */
+	uint64_t written, dropped; /* pages; `dropped`: not written in time, or not at all */
+	uint64_t read, bad; /* pages; `bad`: not what was written */
+	bool off; /* the device failed */
+};
+
+/** Round up to whole blocks. */
+uint64_t kvt_file_blocks(uint64_t bytes);
+/** Make or continue the file, as a tier below one that is empty and has records of whole blocks.
+ * Errors: `why` says what to do. */
+int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
+		  const struct kvt_file_options *options, struct kvt_error *why);
+/** Write what the memory holds, and a checkpoint, then close. `*stop`: end early. NULL: nothing is
+ * done. */
+void kvt_file_close(struct kvt_file *file, const volatile int *stop);
+/** Forget all pages, also those that a start would find. NULL: nothing is done. */
+void kvt_file_clear(struct kvt_file *file);
+/** NULL: all 0. */
+struct kvt_file_counts kvt_file_count(const struct kvt_file *file);
+
+#endif

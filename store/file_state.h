@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_FILE_STATE_H
+#define KVT_STORE_FILE_STATE_H
+
+/** @file file_state.h: state of the file tier, for file.c, file_open.c, and tests. */
+
+#include <liburing.h>
+#include <sys/uio.h>
+
+#include "store/file.h"
+
+#define KVT_FILE_SLOT_MAGIC "KVTSLOT" /* 8 bytes with its terminator */
+
+enum kvt_file_kind {
+	KVT_FILE_READ,
+	KVT_FILE_WRITE,
+	KVT_FILE_KINDS,
+};
+
+struct kvt_file_op {
+	struct kvt_file_op *next; /* if it is free */
+	bool busy;
+	enum kvt_file_kind kind;
+	struct kvt_chain page;
+	uint32_t slot; /* of a read, 0: it was copied out of a write */
+	uint32_t entry; /* of the memory */
+	bool spare;     /* of a write: its record becomes a spare one */
+	uint8_t *header; /* a block */
+	struct iovec parts[2];
+};
+
+struct kvt_file {
+	struct kvt_tier *tier;
+	struct io_uring ring;
+	bool has_ring;
+	int fd;
+	char *path;
+	uint64_t bytes;
+	struct kvt_index slots; /* entry e is slot e */
+	struct kvt_file_head head; /* as in the file */
+	uint64_t next_write;
+	bool all, off;
+	uint32_t depth; /* of each kind */
+	uint32_t in_flight[KVT_FILE_KINDS];
+	uint32_t last_read, last_written; /* slots */
+	uint32_t spares[KVT_FILE_DEPTH_MOST], n_spares; /* private entries of the memory */
+	struct kvt_file_op *free_op;
+	struct kvt_file_op ops[2 * KVT_FILE_DEPTH_MOST];
+	uint8_t *headers; /* a block for each operation, then */
+	uint8_t *head_block;
+	uint64_t written, dropped, read, bad;
+};
+
+/* ---- file.c */
+
+/** Check the header of a slot by itself. */
+bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *header);
+/** Take an operation. NULL: as many of this kind are in flight as may be. */
+struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind kind);
+void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op);
+/** Start an operation on its slot; `whole` false: a read of the header alone. */
+void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole);
+/** Return an operation that ended, with the result of its system call. NULL: there is none. */
+struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result);
+/** Check whether a page of the memory should be written; `unused`: also one that was never used. */
+bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
+/** Start to write a page of the memory. `spare`: its record becomes a spare one. False: too many
+ * writes are in flight, or all slots are read. */
+bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare);
+bool kvt_file_arrived(void *self, uint32_t *ret_entry, bool *ret_good);
+struct kvt_below kvt_file_below(struct kvt_file *file);
+
+#endif

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A store with a file, beside a real daemon.
+ *
+ * Inputs: prompts whose pages have content that depends on all their keys, more than the store's
+ * memory holds; what crashes, disks and users do to the file. Invariants: a page that comes back
+ * has its bytes; whatever happened to the file, each prompt is served and the audit is clean. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "store/file.h"
+#include "tests/lib/cases.h"
+#include "tests/proc/store.h"
+
+#define PAGE 16u
+#define N 1024u /* positions of a prompt */
+#define PAGES (N / PAGE)
+#define PROMPTS 8u
+#define SALT 7
+#define RAM "512K" /* 128 pages, of which 16 are for writes */
+#define SLOT_BYTES (2 * KVT_FILE_BLOCK)
+#define ASKED_MOST 200000u /* many seconds of asking */
+
+static struct kvt_test_daemon daemon_;
+static struct kvt_test_store store;
+static struct kvt_test_peer peer;
+static struct kvt_client *worker;
+static struct kvt_pool pool;
+static uint32_t space;
+static uint32_t keys[PROMPTS][N];
+static char directory[64], path[96];
+static bool store_runs;
+
+static void connect_worker(void)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = daemon_.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = 60000000000;
+	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
+	space = kvt_test_namespace(worker, "store");
+	kvt_test_equal(kvt_pool_map(worker, &pool), 0);
+}
+
+static void spawn_store(const char *file_bytes)
+{
+	const char *more[] = { "--file", path, "--file-bytes", file_bytes, "--file-admit", "all",
+			       NULL };
+
+	kvt_test_store_spawn(&store, &daemon_, RAM, more);
+}
+
+static void start_store(const char *file_bytes)
+{
+	spawn_store(file_bytes);
+	kvt_test_check(kvt_test_store_await(&store, "serving"));
+	kvt_test_peer_open(&peer, &store);
+	store_runs = true;
+	connect_worker(); /* a client of before looks for a store once a second */
+}
+
+static void end_store(bool orderly)
+{
+	kvt_test_peer_close(&peer);
+	if (orderly)
+		kvt_test_equal(kvt_test_store_stop(&store), 0);
+	else
+		kvt_test_store_kill(&store);
+	store_runs = false;
+	kvt_client_close(worker, KVT_IDLE);
+}
+
+static int start_with(const char *more, const char *file_bytes)
+{
+	int fd;
+
+	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
+	kvt_test_check(mkdtemp(directory));
+	snprintf(path, sizeof(path), "%s/pages", directory);
+	fd = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
+	unlink(path);
+	if (fd < 0) {
+		rmdir(directory);
+		kvt_skip("/var/tmp has no O_DIRECT");
+	}
+	close(fd);
+	kvt_test_daemon_begin(&daemon_, more);
+	start_store(file_bytes);
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		kvt_test_keys(keys[i], N, 100 + i);
+	return 0;
+}
+
+static int start(void **state)
+{
+	return start_with(NULL, "16M");
+}
+
+static int stop(void **state)
+{
+	if (store_runs)
+		end_store(true);
+	kvt_test_audit(&daemon_);
+	kvt_test_daemon_end(&daemon_);
+	unlink(path);
+	rmdir(directory);
+	return 0;
+}
+
+/* Ask until nothing waits, and memory and file have as many pages. */
+static struct kvt_store_status settled(uint64_t pages)
+{
+	struct kvt_store_status status;
+
+	for (uint32_t asked = 0; asked < ASKED_MOST; asked++) {
+		status = kvt_test_store_status(&peer);
+		if (status.queued_pages == 0 && status.open_loads == 0 &&
+		    status.pages + status.file_pages >= pages)
+			return status;
+	}
+	kvt_test_fail("%llu and %llu pages, %llu wait, %llu loads",
+		      (unsigned long long)status.pages, (unsigned long long)status.file_pages,
+		      (unsigned long long)status.queued_pages,
+		      (unsigned long long)status.open_loads);
+}
+
+static void evict_all(void)
+{
+	uint32_t evicted;
+
+	kvt_test_equal(kvt_evict(worker, 4095, &evicted), 0);
+}
+
+/* Serve prompts for the first time, let the store copy them, and evict them. */
+static void keep(uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), 0);
+	kvt_test_equal(settled(n * PAGES).file_dropped_pages, 0);
+	evict_all();
+}
+
+/* Serve prompts again, with all that there is. Returns the pages that were not computed. */
+static uint32_t serve_again(uint32_t first, uint32_t n)
+{
+	uint32_t reused = 0;
+
+	for (uint32_t i = first; i < first + n; i++)
+		reused += kvt_test_serve(worker, &pool, space, SALT, keys[i], N) / PAGE;
+	return reused;
+}
+
+TEST_WITH(what_left_the_memory_is_loaded_from_the_file, start, stop)
+{
+	struct kvt_store_status status;
+
+	keep(PROMPTS);
+	status = kvt_test_store_status(&peer);
+	kvt_test_check(status.pages <= 128);
+	kvt_test_check(status.file_pages >= (PROMPTS - 2) * PAGES);
+	/* All but the last page of each is reused. */
+	kvt_test_equal(serve_again(0, PROMPTS), PROMPTS * (PAGES - 1));
+	status = settled(0);
+	kvt_test_check(status.file_read_pages >= (PROMPTS - 2) * PAGES);
+	kvt_test_equal(status.file_bad_pages, 0);
+	kvt_test_equal(status.cut_loads, 0);
+	kvt_test_equal(status.loads, PROMPTS);
+}
+
+TEST_WITH(a_store_that_was_restarted_has_all_it_had, start, stop)
+{
+	keep(PROMPTS);
+	for (uint32_t turn = 0; turn < 2; turn++) {
+		end_store(true);
+		start_store("16M");
+		kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+		kvt_test_equal(serve_again(0, PROMPTS), PROMPTS * (PAGES - 1));
+		kvt_test_equal(settled(0).file_bad_pages, 0);
+		evict_all();
+	}
+}
+
+TEST_WITH(a_machine_that_was_restarted_has_all_it_had, start, stop)
+{
+	keep(PROMPTS);
+	end_store(true);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_start(&daemon_, NULL);
+	start_store("16M");
+	kvt_test_equal(serve_again(0, PROMPTS), PROMPTS * (PAGES - 1));
+}
+
+TEST_WITH(a_store_killed_while_it_wrote_brings_no_wrong_page, start, stop)
+{
+	uint64_t read = 0;
+
+	for (uint32_t turn = 0; turn < 4; turn++) {
+		for (uint32_t i = 0; i < PROMPTS; i++) {
+			kvt_test_keys(keys[i], N, 1000 + turn * PROMPTS + i);
+			kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
+		}
+		while (kvt_test_store_status(&peer).file_written_pages < 40 + turn * 90)
+			;
+		end_store(false);
+		start_store("16M");
+		evict_all();
+		kvt_test_check(kvt_test_store_status(&peer).file_pages >= 40);
+		serve_again(0, PROMPTS); /* checks the bytes of all */
+		read += settled(0).file_read_pages;
+		evict_all();
+	}
+	kvt_test_check(read > 0);
+}
+
+/* Change a byte in all slots behind the store's back. */
+static void flip_all(uint64_t at)
+{
+	int fd = open(path, O_RDWR);
+	struct stat there;
+	uint8_t byte;
+
+	kvt_test_equal(fstat(fd, &there), 0);
+	for (uint64_t slot = KVT_FILE_BLOCK; slot + SLOT_BYTES < (uint64_t)there.st_size;
+	     slot += SLOT_BYTES) {
+		kvt_test_equal(pread(fd, &byte, 1, (off_t)(slot + at)), 1);
+		byte ^= 4;
+		kvt_test_equal(pwrite(fd, &byte, 1, (off_t)(slot + at)), 1);
+	}
+	close(fd);
+}
+
+TEST_WITH(a_page_whose_bits_flipped_is_computed, start, stop)
+{
+	struct kvt_store_status status;
+
+	keep(PROMPTS);
+	end_store(true);
+	flip_all(KVT_FILE_BLOCK + 700);
+	start_store("16M");
+	kvt_test_equal(serve_again(0, 2), 0);
+	status = settled(0);
+	kvt_test_equal(status.file_read_pages, 0);
+	kvt_test_check(status.file_bad_pages >= 2);
+	kvt_test_equal(status.file_off, 0);
+	kvt_test_equal(status.cut_loads, 2);
+	evict_all();
+	kvt_test_equal(serve_again(1, 1), PAGES - 1); /* its pages are in memory again */
+}
+
+TEST_WITH(a_file_truncated_while_it_is_used_costs_what_was_in_it, start, stop)
+{
+	keep(PROMPTS);
+	kvt_test_equal(truncate(path, KVT_FILE_BLOCK + 100 * SLOT_BYTES), 0);
+	serve_again(0, PROMPTS); /* checks the bytes of all */
+	kvt_test_check(settled(0).file_bad_pages > 0);
+	kvt_test_equal(kvt_test_store_status(&peer).file_off, 0);
+	end_store(true);
+	start_store("16M");
+	evict_all();
+	serve_again(0, PROMPTS);
+}
+
+TEST_WITH(a_full_file_keeps_what_was_used_last, start, stop)
+{
+	struct kvt_store_status status;
+
+	end_store(true);
+	unlink(path);
+	start_store("2M"); /* 254 pages */
+	keep(PROMPTS - 3);
+	status = kvt_test_store_status(&peer);
+	for (uint32_t i = PROMPTS - 3; i < PROMPTS; i++)
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), 0);
+	status = settled(status.file_room_pages + 96);
+	kvt_test_check(status.file_room_pages < 256);
+	kvt_test_check(status.file_pages > status.file_room_pages - 32);
+	evict_all();
+	kvt_test_check(serve_again(PROMPTS - 4, 4) >= 4 * (PAGES - 1) - 32);
+}
+
+/* Start a store that must end with 3, and say so. */
+static void must_refuse(const char *file_bytes, const char *text)
+{
+	struct kvt_test_store refused = store;
+	int status;
+
+	spawn_store(file_bytes);
+	kvt_test_check(kvt_test_store_await(&store, text));
+	kvt_test_equal(waitpid(store.pid, &status, 0), store.pid);
+	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+	close(store.output);
+	store = refused;
+}
+
+TEST_WITH(a_second_store_on_the_file_is_refused_in_words, start, stop)
+{
+	struct kvt_test_daemon other, first = daemon_;
+
+	keep(2);
+	kvt_test_daemon_begin(&other, NULL);
+	daemon_ = other;
+	must_refuse("16M", "is in use by another process: each store has a file of its own");
+	daemon_ = first;
+	kvt_test_daemon_end(&other);
+	kvt_test_equal(serve_again(0, 2), 2 * (PAGES - 1));
+}
+
+TEST_WITH(another_models_pages_are_not_found, start, stop)
+{
+	struct kvt_store_status status;
+
+	keep(PROMPTS);
+	end_store(true);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_configure(&daemon_, "fingerprint = weights=other\n");
+	kvt_test_daemon_start(&daemon_, NULL);
+	start_store("16M");
+	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+	kvt_test_equal(serve_again(0, 2), 0);
+	status = settled(0);
+	kvt_test_equal(status.hits, 0);
+	kvt_test_equal(status.file_read_pages, 0);
+}
+
+TEST_WITH(pages_of_another_size_are_refused_and_kept, start, stop)
+{
+	end_store(true);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_configure(&daemon_, "page_bytes = 8192\n");
+	kvt_test_daemon_start(&daemon_, NULL);
+	must_refuse("16M", "has pages of 4096 bytes, this pool's take 8192");
+	kvt_test_equal(access(path, F_OK), 0);
+}
+
+TEST_WITH(a_disk_without_room_is_refused_in_words, start, stop)
+{
+	end_store(true);
+	must_refuse("1000T", "make --file-bytes smaller");
+	start_store("16M");
+}
+
+TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)
+{
+	static const char *const wrong[][2] = {
+		{ "--file /tmp/x", "need each other" },
+		{ "--file-bytes 1M", "need each other" },
+		{ "--file /tmp/x --file-bytes 1M --file-admit some", "allowed: used, all" },
+		{ "--file /tmp/x --file-bytes 1M --file-depth 65", "allowed: 1 to 64" },
+		{ "--file /tmp/x --file-bytes 0", "allowed: a size above 0" },
+	};
+	char command[900];
+
+	for (uint32_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+		snprintf(command, sizeof(command), "'%s/kvtstored' %s 2>&1 | grep -q '%s'",
+			 kvt_test_build(), wrong[i][0], wrong[i][1]);
+		kvt_test_equal(system(command), 0);
+	}
+}

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The file tier below a small memory, on a real file.
+ *
+ * Inputs: pages with a number in name and bytes; what a crash, a disk or a user does to the file.
+ * Invariants: a page that comes back has its bytes; what is lost is absent and counted. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/file_state.h"
+#include "tests/lib/cases.h"
+
+#define RECORD (2 * KVT_FILE_BLOCK)
+#define RAM_PAGES 16u
+#define SLOTS 32u
+#define SLOT_BYTES (KVT_FILE_BLOCK + RECORD)
+#define FILE_BYTES (SLOTS * (SLOT_BYTES + 24ull) + 2 * KVT_FILE_BLOCK)
+
+static char directory[64], path[96];
+static struct kvt_tier tier;
+static struct kvt_file *file;
+static struct kvt_error why;
+static struct kvt_file_options options;
+static const volatile int no_stop;
+
+static struct kvt_chain name(uint32_t i)
+{
+	struct kvt_chain page = { { 0 } };
+
+	memcpy(page.digest + 4, &i, sizeof(i));
+	return page;
+}
+
+static int open_file(void)
+{
+	int rc;
+
+	assert_int_equal(kvt_tier_init(&tier, RAM_PAGES * RECORD, RECORD, 0), 0);
+	file = NULL;
+	rc = kvt_file_open(&file, &tier, &options, &why);
+	if (rc != 0)
+		kvt_tier_destroy(&tier);
+	return rc;
+}
+
+static void close_file(bool orderly)
+{
+	static const volatile int at_once = 1;
+
+	if (orderly) {
+		kvt_file_close(file, &no_stop);
+	} else { /* as far as the file shows: killed */
+		file->off = true;
+		kvt_file_close(file, &at_once);
+	}
+	kvt_tier_destroy(&tier);
+}
+
+static int start(void **state)
+{
+	int fd;
+
+	snprintf(directory, sizeof(directory), "/var/tmp/kvt-file-XXXXXX");
+	assert_non_null(mkdtemp(directory));
+	snprintf(path, sizeof(path), "%s/pages", directory);
+	fd = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
+	unlink(path);
+	if (fd < 0) {
+		rmdir(directory);
+		kvt_skip("/var/tmp has no O_DIRECT");
+	}
+	close(fd);
+	options = (struct kvt_file_options){ .path = path, .bytes = FILE_BYTES, .depth = 2,
+					     .all = true };
+	if (open_file() == 0)
+		return 0;
+	print_message("%s\n", why.text);
+	return -1;
+}
+
+static int stop(void **state)
+{
+	if (file)
+		close_file(true);
+	unlink(path);
+	return rmdir(directory);
+}
+
+/* Put a page into the memory, in an entry that is free. */
+static void put(uint32_t i)
+{
+	uint32_t entry = kvt_index_take(&tier.index);
+	struct kvt_chain page = name(i);
+
+	memset(kvt_tier_record(&tier, entry), (int)i, RECORD);
+	kvt_index_publish(&tier.index, entry, &page, 0);
+	tier.index.entries[entry].used = 1;
+}
+
+static void settle(void)
+{
+	struct io_uring_cqe *cqe;
+
+	while (file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0) {
+		io_uring_wait_cqe(&file->ring, &cqe);
+		kvt_tier_arrivals(&tier);
+	}
+}
+
+/* Let the oldest page leave a memory that has room. Returns what it is exchanged for. */
+static uint32_t leave(uint32_t *ret_entry)
+{
+	uint32_t first_free = tier.index.first_free;
+
+	tier.index.first_free = 0;
+	*ret_entry = kvt_index_take(&tier.index);
+	tier.index.first_free = first_free;
+	return tier.below[0].keep(file, *ret_entry);
+}
+
+static void store_pages(uint32_t first, uint32_t n)
+{
+	uint32_t entry;
+
+	for (uint32_t i = first; i < first + n; i++) {
+		put(i);
+		kvt_index_drop(&tier.index, leave(&entry));
+		settle();
+	}
+}
+
+/* Read a page back. False: it is absent. */
+static bool comes_back(uint32_t i)
+{
+	struct kvt_chain page = name(i);
+	int64_t entry = kvt_tier_bring(&tier, &page);
+	const uint8_t *record;
+
+	if (entry == 0) {
+		settle();
+		entry = kvt_tier_bring(&tier, &page);
+	}
+	if (entry < 0)
+		return false;
+	assert_true(entry > 0);
+	record = kvt_tier_record(&tier, (uint32_t)entry);
+	for (uint32_t b = 0; b < RECORD; b++)
+		assert_int_equal(record[b], (uint8_t)i);
+	kvt_index_drop(&tier.index, (uint32_t)entry);
+	return true;
+}
+
+TEST_WITH(a_page_that_left_the_memory_comes_back, start, stop)
+{
+	store_pages(1, 5);
+	assert_int_equal(file->written, 5);
+	assert_int_equal(tier.index.n_found, 0);
+	for (uint32_t i = 1; i <= 5; i++)
+		assert_true(comes_back(i));
+	assert_false(comes_back(6));
+	assert_int_equal(file->read, 5);
+	store_pages(3, 1); /* it is there: not written again */
+	assert_int_equal(file->written, 5);
+}
+
+TEST_WITH(only_pages_that_were_used_are_written, start, stop)
+{
+	struct kvt_chain page = name(1);
+	uint32_t entry;
+
+	file->all = false;
+	put(1);
+	put(2);
+	tier.index.entries[kvt_index_find(&tier.index, &page)].used = 0;
+	kvt_index_drop(&tier.index, leave(&entry));
+	kvt_index_drop(&tier.index, leave(&entry));
+	settle();
+	assert_false(comes_back(1));
+	assert_true(comes_back(2));
+	assert_int_equal(file->dropped, 0);
+}
+
+TEST_WITH(with_too_many_writes_in_flight_a_page_is_dropped, start, stop)
+{
+	for (uint32_t i = 1; i <= 3; i++) {
+		uint32_t entry, other;
+
+		put(i);
+		other = leave(&entry);
+		assert_int_equal(other == entry, i == 3);
+	}
+	settle();
+	assert_int_equal(file->written, 2);
+	assert_int_equal(file->dropped, 1);
+	assert_int_equal(file->n_spares, 2);
+}
+
+TEST_WITH(a_full_file_drops_its_oldest_page, start, stop)
+{
+	assert_int_equal(file->slots.n_entries, SLOTS);
+	store_pages(1, SLOTS);
+	assert_true(comes_back(1)); /* now 2 is the oldest */
+	store_pages(SLOTS + 1, 1);
+	assert_true(comes_back(1));
+	assert_false(comes_back(2));
+	assert_true(comes_back(SLOTS + 1));
+}
+
+TEST_WITH(a_restart_finds_all_pages, start, stop)
+{
+	store_pages(1, 5);
+	for (uint32_t i = 6; i <= 8; i++)
+		put(i); /* in memory at the end */
+	for (uint32_t turn = 0; turn < 2; turn++) {
+		close_file(true);
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(file->slots.n_found, 8);
+		for (uint32_t i = 1; i <= 8; i++)
+			assert_true(comes_back(i));
+	}
+	close_file(true);
+	assert_int_equal(open_file(), 0);
+	store_pages(100, SLOTS - 8 + 1); /* 1 to 8 were read as a path, which leaves from its end */
+	assert_false(comes_back(8));
+	assert_true(comes_back(1));
+}
+
+TEST_WITH(after_a_kill_the_headers_tell_what_is_there, start, stop)
+{
+	store_pages(1, 5);
+	close_file(true);
+	assert_int_equal(open_file(), 0);
+	store_pages(6, SLOTS); /* over all of them: the checkpoint of before counts no more */
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(file->slots.n_found, SLOTS);
+	for (uint32_t i = 1; i < 6 + SLOTS; i++)
+		assert_int_equal(comes_back(i), i >= 6);
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	store_pages(100, 1); /* over the oldest write */
+	assert_false(comes_back(6));
+	assert_true(comes_back(7));
+}
+
+/* Change the file behind the store's back. */
+static void damage(uint64_t at, const void *bytes, size_t n)
+{
+	int fd = open(path, O_WRONLY);
+
+	assert_int_equal(pwrite(fd, bytes, n, (off_t)at), n);
+	close(fd);
+}
+
+static uint64_t slot_at(uint32_t i)
+{
+	struct kvt_chain page = name(i);
+
+	return KVT_FILE_BLOCK + (kvt_index_find(&file->slots, &page) - 1ull) * SLOT_BYTES;
+}
+
+TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, stop)
+{
+	static const uint8_t zeros[KVT_FILE_BLOCK];
+	uint8_t *other = calloc(1, SLOT_BYTES);
+	int fd = open(path, O_RDONLY);
+
+	store_pages(1, 5);
+	damage(slot_at(1) + SLOT_BYTES - 1, "x", 1);           /* a flipped bit */
+	damage(slot_at(2) + KVT_FILE_BLOCK + 4096, zeros, 4096); /* torn */
+	damage(slot_at(3) + 20, "x", 1);                       /* in the header */
+	assert_int_equal(pread(fd, other, SLOT_BYTES, (off_t)slot_at(5)), SLOT_BYTES);
+	damage(slot_at(4), other, SLOT_BYTES);                 /* another page */
+	for (uint32_t i = 1; i <= 5; i++)
+		assert_int_equal(comes_back(i), i == 5);
+	assert_int_equal(file->bad, 4);
+	assert_false(file->off);
+	assert_int_equal(file->slots.n_found, 1);
+	store_pages(1, 4); /* their slots are used again */
+	for (uint32_t i = 1; i <= 5; i++)
+		assert_true(comes_back(i));
+	free(other);
+	close(fd);
+}
+
+TEST_WITH(a_file_that_is_truncated_loses_pages_only, start, stop)
+{
+	store_pages(1, 5);
+	assert_int_equal(truncate(path, (off_t)(slot_at(3) + 100)), 0);
+	for (uint32_t i = 1; i <= 5; i++)
+		assert_int_equal(comes_back(i), i < 3);
+	assert_false(file->off);
+	close_file(true);
+	assert_int_equal(truncate(path, (off_t)(KVT_FILE_BLOCK + SLOT_BYTES)), 0);
+	assert_int_equal(open_file(), 0);
+	assert_true(comes_back(1));
+	assert_false(comes_back(2));
+	store_pages(10, SLOTS - 1);
+	assert_true(comes_back(10 + SLOTS - 2));
+}
+
+TEST_WITH(a_device_that_fails_is_not_used_again, start, stop)
+{
+	/* Address 0 and those behind are mapped in no process: reads and writes there are EIO. */
+	int bad = open("/proc/self/mem", O_RDWR);
+
+	store_pages(1, 2);
+	assert_int_equal(dup2(bad, file->fd), file->fd);
+	close(bad);
+	assert_false(comes_back(1));
+	assert_true(file->off);
+	assert_int_equal(file->bad, 1);
+	assert_false(comes_back(2));
+	store_pages(3, 1);
+	assert_int_equal(file->written, 2);
+	assert_int_equal(file->n_spares, 2);
+}
+
+TEST_WITH(a_device_that_cannot_be_written_is_not_used_again, start, stop)
+{
+	int bad = open("/proc/self/mem", O_RDWR);
+
+	assert_int_equal(dup2(bad, file->fd), file->fd);
+	close(bad);
+	store_pages(1, 1);
+	assert_true(file->off);
+	assert_int_equal(file->written, 0);
+	assert_int_equal(file->n_spares, 2);
+	assert_int_equal(file->slots.n_found, 0);
+}
+
+TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
+{
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		uint32_t entry;
+
+		store_pages(1, 5);
+		put(6);
+		leave(&entry); /* it is being written */
+		kvt_file_clear(file);
+		settle();
+		for (uint32_t i = 1; i <= 6; i++)
+			assert_false(comes_back(i));
+		store_pages(7, 1);
+		close_file(orderly);
+		assert_int_equal(open_file(), 0);
+		for (uint32_t i = 1; i <= 7; i++)
+			assert_int_equal(comes_back(i), i == 7);
+	}
+}
+
+TEST_WITH(a_size_can_be_changed, start, stop)
+{
+	struct stat there;
+
+	store_pages(1, SLOTS);
+	for (uint32_t half = 0; half < 2; half++) {
+		close_file(half == 0);
+		options.bytes = half ? FILE_BYTES : FILE_BYTES / 2;
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(stat(path, &there), 0);
+		assert_true((uint64_t)there.st_size <= options.bytes);
+		assert_true((uint64_t)there.st_size > options.bytes - 2 * SLOT_BYTES);
+		assert_in_range(file->slots.n_found, SLOTS / 2 - 1, SLOTS / 2);
+		assert_true(comes_back(1));
+		assert_false(comes_back(SLOTS));
+	}
+}
+
+/* ---- what is refused, and left as it is */
+
+static void must_say(const char *text)
+{
+	assert_int_equal(open_file(), -EINVAL);
+	if (!strstr(why.text, text))
+		fail_msg("'%s' is not in '%s'", text, why.text);
+}
+
+static int start_closed(void **state)
+{
+	int rc = start(state);
+
+	if (rc == 0)
+		close_file(true);
+	file = NULL;
+	return rc;
+}
+
+TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
+{
+	char text[8192] = "precious";
+	struct stat there;
+
+	for (uint32_t i = 0; i < 3; i++) {
+		uint64_t bytes = i == 0 ? 8 : sizeof(text);
+
+		unlink(path);
+		close(open(path, O_WRONLY | O_CREAT, 0600));
+		if (i == 2)
+			memcpy(text, "KVTFILE", 8);
+		damage(0, text, bytes);
+		must_say(i == 2 ? "damaged" : "no file of a store");
+		assert_int_equal(stat(path, &there), 0);
+		assert_int_equal(there.st_size, bytes);
+	}
+	unlink(path);
+	assert_int_equal(mkdir(path, 0700), 0);
+	must_say("not a regular file");
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	must_say("not a regular file");
+	options.path = "/nowhere/pages";
+	must_say("No such file");
+}
+
+TEST_WITH(pages_of_another_size_are_kept_for_their_model, start_closed, stop)
+{
+	assert_int_equal(kvt_tier_init(&tier, RAM_PAGES * RECORD * 2, RECORD * 2, 0), 0);
+	assert_int_equal(kvt_file_open(&file, &tier, &options, &why), -EINVAL);
+	assert_non_null(strstr(why.text, "has pages of 8192 bytes, this pool's take 16384"));
+	kvt_tier_destroy(&tier);
+}
+
+TEST_WITH(one_file_is_for_one_store, start, stop)
+{
+	struct kvt_tier second;
+	struct kvt_file *other;
+
+	assert_int_equal(kvt_tier_init(&second, RAM_PAGES * RECORD, RECORD, 0), 0);
+	assert_int_equal(kvt_file_open(&other, &second, &options, &why), -EINVAL);
+	assert_non_null(strstr(why.text, "in use by another process"));
+	kvt_tier_destroy(&second);
+	store_pages(1, 1);
+	assert_true(comes_back(1));
+}
+
+TEST_WITH(a_disk_without_room_is_refused_with_both_sizes, start_closed, stop)
+{
+	unlink(path);
+	options.bytes = 1ull << 42;
+	must_say("make --file-bytes smaller");
+	assert_non_null(strstr(why.text, "TiB"));
+	assert_int_not_equal(access(path, F_OK), 0); /* nothing is left */
+	options.bytes = 4096;
+	must_say("--file-bytes has no room for 1 page");
+}
