@@ -158,7 +158,7 @@ static int await_ready(const struct kvt_own_daemon *daemon, int notify)
 
 static void remove_directory(struct kvt_own_daemon *daemon)
 {
-	static const char *const left[] = { "notify", "kvt.sock", "default.sock",
+	static const char *const left[] = { "notify", "kvt.sock", "kvt.store", "default.sock",
 					    "default.lock.d/lock", "default.lock.d" };
 	char path[160];
 

@@ -31,6 +31,7 @@ struct replay {
 	struct kvt_replay_options options;
 	struct kvt_trace *trace;
 	struct kvt_own_daemon daemon;
+	struct kvt_own_store store;
 	const char *socket_path;
 	struct kvt_client *observer;
 	struct kvt_replay_crew crew;
@@ -74,6 +75,7 @@ static const char more_usage[] =
 	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
+	"  --store N           a kvtstored with N pages of memory beside our own daemon\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
 	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
@@ -98,7 +100,7 @@ enum option_code {
 	OPT_CONCURRENCY, OPT_TIME_SCALE, OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED,
 	OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY, OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
 	OPT_COALESCE, OPT_PREFILL, OPT_PROGRESS, OPT_HELP_ALL, OPT_SIDES, OPT_POINTS_EVERY,
-	OPT_POINTS_ALL, OPT_POINTS_DROP,
+	OPT_POINTS_ALL, OPT_POINTS_DROP, OPT_STORE,
 };
 
 static const struct option long_options[] = {
@@ -111,6 +113,7 @@ static const struct option long_options[] = {
 	{ "page-size", required_argument, NULL, OPT_PAGE_SIZE },
 	{ "page-bytes", required_argument, NULL, OPT_PAGE_BYTES },
 	{ "policy", required_argument, NULL, OPT_POLICY },
+	{ "store", required_argument, NULL, OPT_STORE },
 	{ "disabled", no_argument, NULL, OPT_DISABLED },
 	{ "log", required_argument, NULL, OPT_LOG },
 	{ "namespaces", required_argument, NULL, OPT_NAMESPACES },
@@ -146,6 +149,7 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		{ OPT_PAGES, "pages", &options->n_pages, 2, 1u << 30 },
 		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
+		{ OPT_STORE, "store", &options->store_pages, 1, 1u << 30 },
 		{ OPT_NAMESPACES, "namespaces", &options->n_namespaces, 1, 4096 },
 		{ OPT_CHUNK, "chunk", &options->chunk, 1, 1u << 30 },
 		{ OPT_CONCURRENCY, "concurrency", &options->concurrency, 1,
@@ -255,9 +259,10 @@ static void check(struct kvt_replay_options *options)
 	if (options->kills >= options->workers)
 		usage_error("--kill %u would leave no worker of %u", options->kills,
 			    options->workers);
-	if (options->socket_path && (options->log_path || options->disabled || options->sides))
-		usage_error("--log, --disabled and --sides are for a daemon of our own: add "
-			    "--start-daemon, or leave out --socket and KVTRUNK_SOCKET");
+	if (options->socket_path && (options->log_path || options->disabled || options->sides ||
+				     options->store_pages))
+		usage_error("--log, --disabled, --sides and --store are for a daemon of our own: "
+			    "add --start-daemon, or leave out --socket and KVTRUNK_SOCKET");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)
@@ -316,6 +321,40 @@ static int start_daemon(struct replay *replay)
 	}
 	replay->socket_path = replay->daemon.socket_path;
 	return 0;
+}
+
+/* Loads may take the whole pool: a prompt may be nearly as long. */
+static int start_store(struct replay *replay)
+{
+	const struct kvt_replay_options *options = &replay->options;
+	char ram[48], least[48], why[512] = "";
+	const char *const flags[] = { ram, least, "--load-percent=100", NULL };
+	int rc;
+
+	if (!options->store_pages)
+		return 0;
+	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",
+		 (unsigned long long)options->store_pages * options->page_bytes);
+	snprintf(least, sizeof(least), "--min-positions=%u", options->page_size);
+	rc = kvt_own_store_start(&replay->store, options->daemon, replay->socket_path, flags, -1,
+				 why, sizeof(why));
+	if (rc)
+		fprintf(stderr, "kvtlab replay: %s\n", why);
+	return rc;
+}
+
+/* Note what the store counted, and end it. */
+static int end_store(struct replay *replay)
+{
+	int rc;
+
+	if (replay->store.pid <= 0)
+		return 0;
+	rc = kvt_own_store_status(&replay->store, &replay->report.store);
+	if (rc)
+		fprintf(stderr, "kvtlab replay: the store ended by itself\n");
+	kvt_own_store_stop(&replay->store);
+	return rc;
 }
 
 static int open_observer(struct replay *replay)
@@ -551,6 +590,8 @@ static int run(struct replay *replay)
 	int rc = replay->socket_path ? 0 : start_daemon(replay);
 
 	if (!rc)
+		rc = start_store(replay);
+	if (!rc)
 		rc = open_observer(replay);
 	if (rc)
 		return KVT_EXIT_CONNECT;
@@ -563,6 +604,8 @@ static int run(struct replay *replay)
 		replay->report.seconds = (double)(kvt_replay_now_ns() -
 						  (int64_t)replay->crew.shared->start_ns) / 1e9;
 	}
+	if (end_store(replay))
+		rc = -EIO;
 	if (!rc)
 		rc = audit(replay);
 	replay->report.workers_lost = replay->crew.n_lost;
@@ -589,7 +632,7 @@ static void defaults(struct kvt_replay_options *options)
 	*options = (struct kvt_replay_options){
 		.socket_path = socket_path && *socket_path ? socket_path : NULL,
 		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
-		.n_namespaces = 1, .verify = true, .simulate = true,
+		.n_namespaces = 1, .verify = true, .simulate = true, .fetch_ms = 60000,
 		.trace = { .format = KVT_TRACE_ANY, .users = 16 },
 	};
 }
@@ -620,6 +663,8 @@ int kvt_replay_main(int argc, char **argv)
 	rc = run(&replay);
 	if (replay.observer)
 		kvt_client_close(replay.observer, KVT_IDLE);
+	if (replay.store.pid > 0)
+		kvt_own_store_stop(&replay.store);
 	if (replay.daemon.pid) {
 		int ended = kvt_own_daemon_stop(&replay.daemon);
 

@@ -18,6 +18,7 @@
 #include "kvtrunk.h"
 #include "lab/replay/private.h"
 #include "lab/daemon.h"
+#include "lab/store.h"
 #include "lab/trace/trace.h"
 
 #define KVT_REPLAY_MAX_WORKERS 64u
@@ -36,6 +37,8 @@ struct kvt_replay_options {
 	uint32_t n_pages;   /* page 0 included */
 	uint32_t page_size;
 	uint32_t page_bytes; /* 0: a word for each position */
+	uint32_t store_pages; /* of a store beside our own daemon; 0: none */
+	uint32_t fetch_ms;    /* a store may take so long to answer */
 	uint32_t chunk;      /* positions between two COMMITs */
 	uint32_t concurrency; /* requests in flight in one worker */
 	uint32_t kills;
@@ -180,6 +183,7 @@ struct kvt_replay_report {
 	double seconds;
 	uint32_t page_size, n_pages, n_sides;
 	struct kvt_counters before, after, peak;
+	struct kvt_store_status store;
 	uint32_t workers_lost, workers_failed;
 	uint64_t problems; /* found by the final audit */
 	char first_problem[256];

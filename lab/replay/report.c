@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lab/replay/replay.h"
+#include "tools/store.h"
 #include "tools/util.h"
 
 static const char *const op_names[KVT_REPLAY_OPS] = { "begin", "commit", "extend", "end",
@@ -205,6 +206,11 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "requests_lost", totals->lost);
 	kvt_json_u64(&json, "requests_left_out", report->trace->left_out);
 	json_private(&json, report);
+	if (report->options->store_pages) {
+		kvt_json_open(&json, "store", '{');
+		kvt_json_store(&json, &report->store);
+		kvt_json_close(&json, '}');
+	}
 	kvt_json_u64(&json, "nodes_per_path_p50", totals->nodes_p50);
 	kvt_json_u64(&json, "nodes_per_path_p99", totals->nodes_p99);
 	kvt_json_u64(&json, "nodes_per_path_max", totals->nodes_max);
@@ -291,6 +297,12 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 		       "%" PRIu64 " requests without room for a point\n", totals->matched,
 		       report->after.side_pages, totals->without_point);
 	print_waits(report, totals);
+	if (report->options->store_pages)
+		printf("store           %" PRIu64 " of %" PRIu64 " fetches answered, %" PRIu64
+		       " pages loaded in %" PRIu64 " loads; %" PRIu64 " of its pages computed "
+		       "again\n", report->store.hits, report->store.fetches,
+		       report->store.loaded_pages, report->store.loads,
+		       report->store.recomputed_pages);
 	printf("hit rate\n");
 	print_rates(report, totals);
 	printf("evictions       %" PRIu64 " pages; fallbacks %u; answers cut short %" PRIu64 "\n",

@@ -25,6 +25,7 @@
 #define EXTRA_CONTEXTS 32u
 #define END_SAMPLES 16u /* pages of the path checked before END */
 #define ERRORS_SHOWN 3u
+#define FETCH_LOOK_NS 20000l /* between two looks for its answer */
 
 struct run {
 	uint32_t index; /* KVT_TRACE_NONE: free */
@@ -259,6 +260,26 @@ static void begin_points(struct worker *worker, struct run *run, const struct kv
 		fail(worker, "out of memory");
 }
 
+/* Have the store load what the pool lacks, and let BEGIN wait for it as long as engines do. */
+static void fetch(struct worker *worker, struct kvt_request *begin)
+{
+	const struct timespec pause = { .tv_nsec = FETCH_LOOK_NS };
+	struct kvt_fetched fetched = { .positions = 0 };
+	int rc = kvt_fetch(worker->client, begin);
+	uint32_t patience_ms;
+
+	if (rc == 1)
+		while ((rc = kvt_fetch_poll(worker->client, &fetched)) == 0)
+			nanosleep(&pause, NULL);
+	if (rc < 0)
+		fail(worker, "fetch");
+	if (!fetched.positions)
+		return;
+	patience_ms = 1000 + fetched.positions / 4;
+	begin->flags |= KVT_F_WAIT;
+	begin->ttl_ms = begin->ttl_ms > patience_ms ? begin->ttl_ms : patience_ms;
+}
+
 static void begin(struct worker *worker, struct run *run)
 {
 	const struct kvt_trace_request *request = run->request;
@@ -273,8 +294,11 @@ static void begin(struct worker *worker, struct run *run)
 	};
 	uint32_t could = worker->options->force_miss ? present(worker, run) : 0;
 	struct kvt_result result = { 0 };
-	int rc = timed_call(worker, KVT_REPLAY_BEGIN, &begin, &result);
+	int rc;
 
+	if (worker->options->store_pages)
+		fetch(worker, &begin);
+	rc = timed_call(worker, KVT_REPLAY_BEGIN, &begin, &result);
 	if (rc == -ENOSPC || rc == -EDQUOT) {
 		slot->fallback = present(worker, run) > 0;
 		kvt_store_relaxed(&slot->end_seq, result.seq);
@@ -661,6 +685,7 @@ static void open_client(struct worker *worker, const char *socket_path)
 	connect.connect_wait_ns = -1;
 	connect.label = label;
 	connect.flags = KVT_ANY_GEOMETRY;
+	connect.fetch_wait_ns = options->fetch_ms * 1000000ll;
 	connect.keys_count = worker->trace->max_input + 64;
 	connect.list_count = worker->trace->max_input + worker->trace->max_output + 64;
 	if (kvt_client_connect(&worker->client, &connect, &error)) {
