@@ -158,7 +158,7 @@ class Mooncake:
     """Mooncake Store. It reads and writes the memory in place."""
 
     def __init__(self, memory: Memory, options: argparse.Namespace) -> None:
-        os.environ.setdefault("GLOG_minloglevel", "1")
+        os.environ.setdefault("GLOG_minloglevel", "3")  # else a line for each page
         library = _imported("mooncake.store", "mooncake-transfer-engine-non-cuda (with CUDA: "
                             "mooncake-transfer-engine); both need libibverbs1 of the distribution")
         self._memory = memory
