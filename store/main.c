@@ -19,6 +19,7 @@
 
 #include "shm/commit.h"
 #include "store/device.h"
+#include "store/bench.h"
 #include "store/serve.h"
 #include "tools/store.h"
 #include "tools/util.h"
@@ -71,6 +72,8 @@ static void usage(FILE *to)
 		"                     time of it to say what it has; default: %u\n"
 		"  --helper-batch-bytes SIZE\n"
 		"                     most that it moves in one call; default: 16M\n"
+		"  --bench            measure memory, and the disk of --file, which is made and\n"
+		"                     removed; serve nothing\n"
 		"  --help, --version\n", DEFAULT_MIN_POSITIONS, DEFAULT_QUEUE_PAGES,
 		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_HELPER_WAIT_MS);
 }
@@ -161,11 +164,13 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "helper", required_argument, NULL, 'x' },
 		{ "helper-wait-ms", required_argument, NULL, 'w' },
 		{ "helper-batch-bytes", required_argument, NULL, 'y' },
+		{ "bench", no_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
 	const char *allowed;
+	bool bench = false;
 	int option, at = 0;
 
 	while ((option = getopt_long(argc, argv, "", words, &at)) != -1) {
@@ -176,6 +181,9 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		case 'v':
 			printf("kvtstored %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
+		case 'n':
+			bench = true;
+			break;
 		case '?':
 			usage(stderr);
 			return KVT_EXIT_USAGE;
@@ -196,7 +204,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		fprintf(stderr, "kvtstored: --file and --file-bytes need each other\n");
 		return KVT_EXIT_USAGE;
 	}
-	return -1;
+	return bench ? kvt_store_bench(&options->file) : -1;
 }
 
 /* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */

@@ -353,6 +353,8 @@ TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)
 		{ "--file /tmp/x --file-bytes 1M --file-admit some", "allowed: used, all" },
 		{ "--file /tmp/x --file-bytes 1M --file-depth 65", "allowed: 1 to 64" },
 		{ "--file /tmp/x --file-bytes 0", "allowed: a size above 0" },
+		{ "--file /tmp --file-bytes 2G --bench", "is there: name a file to make" },
+		{ "--file /tmp/x --file-bytes 1G --bench", "2G or more" },
 	};
 	char command[900];
 

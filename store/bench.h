@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_STORE_BENCH_H
+#define KVT_STORE_BENCH_H
+
+/** @file bench.h: what this machine's memory and disk give a store, each beside its floor. */
+
+#include "store/file.h"
+
+/** Print a line for each direction, of memory and, with a path, of a file that is made there and
+ * removed. Returns an exit code. */
+int kvt_store_bench(const struct kvt_file_options *options);
+
+#endif
