@@ -225,10 +225,10 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	return load->n_pages * page_size;
 }
 
-/* End a load. What was copied is sealed by this, as far as it was not. */
-static void end(struct kvt_store *store, struct kvt_load *load)
+/* End a load. `seal`: with what was copied since its last commit. */
+static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 {
-	uint32_t n_positions = load->at * store->known.info.page_size;
+	uint32_t n_positions = seal ? load->at * store->known.info.page_size : 0;
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_load **at = &loads->first, *before = NULL;
 
@@ -349,7 +349,7 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 	load->waits_ns = 0;
 	store->loads.page_ns += (now_ns() - begun_ns) / 8 - store->loads.page_ns / 8;
 	if (rc != 0 || there < 0 || pages_left(load) == 0)
-		end(store, load);
+		end(store, load, true);
 	return true;
 }
 
@@ -368,12 +368,12 @@ bool kvt_load_turn(struct kvt_store *store)
 	/* With nothing on its way, loads wait for what the pages of each other occupy. */
 	if (!store->loads.first || store->tier.n_coming || !kvt_tier_ready(&store->tier))
 		return false;
-	end(store, store->loads.first);
+	end(store, store->loads.first, true);
 	return true;
 }
 
 void kvt_loads_end(struct kvt_store *store)
 {
 	while (store->loads.first)
-		end(store, store->loads.first);
+		end(store, store->loads.first, false);
 }
