@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "libclient/sha256.h"
 
+#include <stdbool.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#include "shm/atomic.h"
 
 /* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t round_words[64] = {
@@ -54,7 +61,7 @@ static inline __attribute__((always_inline)) void turn(uint32_t v[8], unsigned i
 	v[(a + 7) % 8] = t1 + s0 + majority;
 }
 
-static void compress(uint32_t state[8], const uint8_t block[64])
+void kvt_sha256_compress_portable(uint32_t state[8], const uint8_t block[64])
 {
 	uint32_t w[64], v[8];
 
@@ -66,6 +73,72 @@ static void compress(uint32_t state[8], const uint8_t block[64])
 			turn(v, (8 - j) % 8, round_words[i + j] + w[i + j]);
 	for (unsigned int i = 0; i < 8; i++)
 		state[i] += v[i];
+}
+
+#if defined(__x86_64__)
+#define BIT_SHA (1u << 29) /* of EBX; such processors have SSE 4.1, too */
+
+/* Ask the processor once: in a virtual machine the question is slow. */
+static bool instruction_there(void)
+{
+	static uint32_t answer; /* 0: not asked, 1: no, 2: yes */
+	uint32_t known = kvt_load_relaxed(&answer), a, b = 0, c, d;
+
+	if (!known) {
+		known = __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & BIT_SHA ? 2 : 1;
+		kvt_store_relaxed(&answer, known);
+	}
+	return known == 2;
+}
+
+/* The next four words, from the last 16: w[i % 4] is the oldest. */
+__attribute__((target("sha,sse4.1"))) static inline __m128i schedule(const __m128i w[4],
+								     unsigned int i)
+{
+	__m128i last = w[(i + 3) % 4], before = _mm_alignr_epi8(last, w[(i + 2) % 4], 4);
+
+	return _mm_sha256msg2_epu32(
+		_mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), before), last);
+}
+
+/* The instructions have the state as ABEF and CDGH, highest word first. */
+__attribute__((target("sha,sse4.1"))) static void by_instruction(uint32_t state[8],
+								 const uint8_t block[64])
+{
+	const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+	__m128i badc = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)state), 0xb1);
+	__m128i hgfe = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)state + 1), 0x1b);
+	__m128i abef = _mm_alignr_epi8(badc, hgfe, 8), cdgh = _mm_blend_epi16(hgfe, badc, 0xf0);
+	__m128i abef_before = abef, cdgh_before = cdgh, w[4] = { { 0 } };
+
+#pragma GCC unroll 16
+	for (unsigned int i = 0; i < 16; i++) {
+		const __m128i *words = (const __m128i *)round_words + i;
+		__m128i sum;
+
+		w[i % 4] = i >= 4 ? schedule(w, i)
+				  : _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)block + i),
+						     swap);
+		sum = _mm_add_epi32(w[i % 4], _mm_loadu_si128(words));
+		cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
+		abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
+	}
+	abef = _mm_shuffle_epi32(_mm_add_epi32(abef, abef_before), 0x1b); /* now FEBA */
+	cdgh = _mm_shuffle_epi32(_mm_add_epi32(cdgh, cdgh_before), 0xb1); /* now DCHG */
+	_mm_storeu_si128((__m128i *)state, _mm_blend_epi16(abef, cdgh, 0xf0));
+	_mm_storeu_si128((__m128i *)state + 1, _mm_alignr_epi8(cdgh, abef, 8));
+}
+#endif
+
+void kvt_sha256_compress(uint32_t state[8], const uint8_t block[64])
+{
+#if defined(__x86_64__)
+	if (instruction_there()) {
+		by_instruction(state, block);
+		return;
+	}
+#endif
+	kvt_sha256_compress_portable(state, block);
 }
 
 void kvt_sha256_init(struct kvt_sha256 *hash)
@@ -95,7 +168,7 @@ void kvt_sha256_add(struct kvt_sha256 *hash, const void *bytes, size_t n)
 		n -= part;
 		used += part;
 		if (used == sizeof(hash->block)) {
-			compress(hash->state, hash->block);
+			kvt_sha256_compress(hash->state, hash->block);
 			used = 0;
 		}
 	}

@@ -59,6 +59,22 @@ TEST(sha256_gives_the_published_digests)
 	free(million);
 }
 
+TEST(sha256_by_instruction_is_the_portable_one)
+{
+	uint32_t states[2][8] = { { 0 } }, random = 1;
+	uint8_t block[64];
+
+	for (int n = 0; n < 1000; n++) {
+		for (size_t i = 0; i < sizeof(block); i++) {
+			random = random * 1664525 + 1013904223;
+			block[i] = (uint8_t)(random >> 24);
+		}
+		kvt_sha256_compress(states[0], block);
+		kvt_sha256_compress_portable(states[1], block);
+		assert_memory_equal(states[0], states[1], sizeof(states[0]));
+	}
+}
+
 /* ---------------------------------------------------------------- images */
 
 /* Bit i of a digest, most significant first: the definition, one bit at a time. */
