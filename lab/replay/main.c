@@ -327,7 +327,7 @@ static int start_daemon(struct replay *replay)
 static int start_store(struct replay *replay)
 {
 	const struct kvt_replay_options *options = &replay->options;
-	char ram[48], least[48], why[512] = "";
+	char program[4096], ram[48], least[48], why[512] = "";
 	const char *const flags[] = { ram, least, "--load-percent=100", NULL };
 	int rc;
 
@@ -336,8 +336,9 @@ static int start_store(struct replay *replay)
 	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",
 		 (unsigned long long)options->store_pages * options->page_bytes);
 	snprintf(least, sizeof(least), "--min-positions=%u", options->page_size);
-	rc = kvt_own_store_start(&replay->store, options->daemon, replay->socket_path, flags, -1,
-				 why, sizeof(why));
+	kvt_own_store_program(options->daemon, program, sizeof(program));
+	rc = kvt_own_store_start(&replay->store, program, replay->socket_path, flags, -1, why,
+				 sizeof(why));
 	if (rc)
 		fprintf(stderr, "kvtlab replay: %s\n", why);
 	return rc;
