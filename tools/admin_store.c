@@ -27,6 +27,13 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory; the pool has %llu\n", N(pages),
 	       N(room_pages), percent(status->pages, status->room_pages),
 	       kvt_size_text(status->ram_bytes, first, sizeof(first)), N(pool_pages));
+	if (status->file_bytes)
+		printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in "
+		       "time, %llu read, %llu damaged\n", N(file_pages), N(file_room_pages),
+		       percent(status->file_pages, status->file_room_pages),
+		       kvt_size_text(status->file_bytes, first, sizeof(first)),
+		       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
+		       N(file_bad_pages));
 	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));
@@ -87,19 +94,21 @@ static int store_drop(const struct kvt_admin *admin, const char *path)
 	struct kvt_json json = { .comma = false };
 	struct kvt_store_seen seen;
 	struct kvt_error error;
+	uint64_t pages;
 	int rc = kvt_store_ask(path, KVT_STORE_DROP, admin->timeout_ns, &seen, &error);
 
 	if (rc != 0) {
 		fprintf(stderr, "kvtctl store: %s\n", error.text);
 		return rc == -EPERM ? KVT_EXIT_PROBLEM : KVT_EXIT_CONNECT;
 	}
+	pages = seen.status.pages + seen.status.file_pages;
 	if (!admin->json) {
-		printf("dropped %llu pages\n", (unsigned long long)seen.status.pages);
+		printf("dropped %llu pages\n", (unsigned long long)pages);
 		return KVT_EXIT_OK;
 	}
 	kvt_json_open(&json, NULL, '{');
 	kvt_json_bool(&json, "ok", true);
-	kvt_json_u64(&json, "dropped", seen.status.pages);
+	kvt_json_u64(&json, "dropped", pages);
 	kvt_json_close(&json, '}');
 	return kvt_admin_print(&json);
 }

@@ -123,6 +123,11 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 		snprintf(why, bytes, "it has no daemon: is kvtrunkd running? Its log says why");
 		return true;
 	}
+	if (status->file_off) {
+		snprintf(why, bytes, "the disk of its file failed: the store's log has the error; "
+			 "it uses no file until it is restarted");
+		return true;
+	}
 	if (status->unloaded_ns < ALARM_NS ||
 	    status->unloaded_pages < ALARM_FILLS * status->pool_pages)
 		return false;

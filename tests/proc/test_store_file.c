@@ -218,6 +218,30 @@ TEST_WITH(a_store_killed_while_it_wrote_brings_no_wrong_page, start, stop)
 	kvt_test_check(read > 0);
 }
 
+TEST_WITH(what_is_dropped_is_not_in_the_file_either, start, stop)
+{
+	keep(PROMPTS);
+	kvt_test_store_drop(&peer);
+	kvt_test_equal(kvt_test_store_status(&peer).file_pages, 0);
+	kvt_test_equal(serve_again(0, 1), 0);
+	end_store(true);
+	start_store("16M");
+	evict_all();
+	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PAGES);
+	kvt_test_equal(serve_again(0, 2), PAGES - 1);
+}
+
+TEST_WITH(kvtctl_tells_what_is_in_the_file, start, stop)
+{
+	char command[900];
+
+	keep(PROMPTS);
+	snprintf(command, sizeof(command), "'%s/kvtctl' --socket '%s' store status | grep -q "
+		 "'^  [1-9][0-9]* of [1-9][0-9]* pages .* written, 0 not in time, 0 read, 0 dam'",
+		 kvt_test_build(), daemon_.socket);
+	kvt_test_equal(system(command), 0);
+}
+
 /* Change a byte in all slots behind the store's back. */
 static void flip_all(uint64_t at)
 {
@@ -343,6 +367,21 @@ TEST_WITH(a_disk_without_room_is_refused_in_words, start, stop)
 	end_store(true);
 	must_refuse("1000T", "make --file-bytes smaller");
 	start_store("16M");
+}
+
+TEST_WITH(a_host_without_io_uring_is_told_so, start, stop)
+{
+	char old[640], command[1600];
+
+	end_store(true);
+	snprintf(old, sizeof(old), "'%s/tests/hosts/linux-5.14'", kvt_test_build());
+	snprintf(command, sizeof(command), "%s true", old);
+	if (system(command) != 0)
+		kvt_skip("no seccomp filter can be set here");
+	snprintf(command, sizeof(command), "%s '%s/kvtstored' --socket '%s' --ram-bytes 1M "
+		 "--file '%s' --file-bytes 16M 2>&1 | grep -q io_uring_disabled", old,
+		 kvt_test_build(), daemon_.socket, path);
+	kvt_test_equal(system(command), 0);
 }
 
 TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)

@@ -53,6 +53,14 @@ TEST(a_store_without_a_daemon_is_wrong_at_once)
 	wrong(&status, "it has no daemon");
 }
 
+TEST(a_store_whose_disk_failed_is_wrong_at_once)
+{
+	struct kvt_store_status status = status_of(0, 0);
+
+	status.file_off = 1;
+	wrong(&status, "the disk of its file failed");
+}
+
 TEST(the_socket_is_beside_the_daemons)
 {
 	char path[KVT_STORE_PATH_BYTES], name[200];
