@@ -53,7 +53,7 @@ class Begun(NamedTuple):
 
 class Ring:
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
-    extend(), which it gives back before it says that there is no space."""
+    extend() and pages(), which it gives back before it says that there is no space."""
 
     def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None) -> None:
         """say: for the limits that hold requests back."""
@@ -167,6 +167,11 @@ class Ring:
         return self._ticket
 
     # ---- the stock
+
+    @property
+    def stocked(self) -> int:
+        """How many pages are in stock."""
+        return len(self._stock)
 
     def _fill(self) -> None:
         """Ask for what is missing of the stock. If the pool has none, so be it."""
@@ -282,18 +287,29 @@ class Ring:
 
     def pages(self, n: int) -> Optional[list[int]]:
         """n private pages that are in no lease, until free(). None: no space for all."""
+        if self._filling and n > len(self._stock):
+            self._reap()
         short = n - len(self._stock)
         if short > 0:
-            request = self._clear(lib.KVT_OP_ALLOC)
-            request.flags, request.arg = _OWN_STREAM, short
-            code, pages = self._call()
+            more = self._stock_size if self._busy and not self._filling else 0
+            code = self._alloc(short + more)
+            if code and more:
+                code = self._alloc(short)
             if code:
                 self._say_limit(code)
                 return None
-            self._stock += pages
         kept = len(self._stock) - n
         taken, self._stock = self._stock[kept:], self._stock[:kept]
+        self._fill()
         return taken
+
+    def _alloc(self, n: int) -> int:
+        """Add n pages to the stock. Returns why there is no space for them."""
+        request = self._clear(lib.KVT_OP_ALLOC)
+        request.flags, request.arg = _OWN_STREAM, n
+        code, pages = self._call()
+        self._stock += pages
+        return code
 
     def page(self) -> Optional[int]:
         """One of pages()."""
@@ -301,8 +317,14 @@ class Ring:
         return None if taken is None else taken[0]
 
     def free(self, pages: Sequence[int], fence: Optional[Fence]) -> None:
-        """Give pages of pages() back at the fence."""
-        self._do(self._free, list(pages), fence)
+        """Give pages of pages() back at the fence. The stock keeps what it lacks of them."""
+        kept = 0
+        if self._busy and not self._filling:
+            kept = max(0, self._stock_size - len(self._stock))
+            self._stock += pages[:kept]
+            self._fence = fence or self._fence
+        if len(pages) > kept:
+            self._do(self._free, list(pages[kept:]), fence)
 
     def _free(self, pages: list[int], fence: Optional[Fence]) -> bool:
         return self._with_pages(lib.KVT_OP_FREE, (0, 0), pages, fence)

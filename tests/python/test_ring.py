@@ -179,6 +179,41 @@ def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
         ring.end(other.lease, None)
 
 
+def test_pages_come_from_the_stock_and_go_there_while_the_daemon_is_stopped(daemon):
+    with daemon.connect(any_geometry=True) as client:
+        ring = Ring(client, stock=8)
+        ring.announce(True)
+        taken = ring.pages(3)
+        assert ring.stocked == 8 and in_use(ring) == 11
+        os.kill(client.info.daemon_pid, signal.SIGSTOP)
+        try:
+            ring.free(ring.pages(2), None)
+            again = ring.pages(4)
+            ring.free(again, None)
+            assert ring.stocked == 8 and not {*again} & {*taken}
+        finally:
+            os.kill(client.info.daemon_pid, signal.SIGCONT)
+        ring.free(taken, None)  # more than it keeps
+        assert in_use(ring) == 8
+        assert len(ring.pages(255)) == 255
+        assert ring.pages(1) is None
+        ring.free(range(1, 256), None)
+        ring.announce(False)
+        assert in_use(ring) == 0 and ring.reap() == []
+
+
+def test_pages_that_went_to_the_stock_leave_it_behind_their_fence(daemon):
+    with daemon.connect(any_geometry=True) as client:
+        ring = Ring(client, stock=8)
+        ring.announce(True)
+        ring.free(ring.pages(4), (WORD, 1))
+        ring.announce(False)
+        held = in_use(ring)
+        client.raise_fence(WORD, 1)
+        assert (held, ring.stocked) == (4 + 8, 0)
+        assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
 def test_a_limit_that_holds_requests_back_is_named_once(daemon):
     with daemon.connect(any_geometry=True) as client:
         said = []

@@ -162,7 +162,11 @@ class SidePool(BlockPool):
     def get_num_free_blocks(self) -> int:
         """How many more pages this session could have, if no other took them."""
         found = self._engine.ring.client.counters()
-        return int(found.free_pages + found.evictable_pages) + len(self._stock)
+        return int(found.free_pages + found.evictable_pages) + self.stocked()
+
+    def stocked(self) -> int:
+        """How many of them it has."""
+        return len(self._stock) + self._engine.ring.stocked
 
 
 class Point:
@@ -265,7 +269,7 @@ class Sides:
     def fits(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
         """Whether the pool has room for the whole request."""
         needed = self._needed(request, tokens, found, computed, True)
-        return needed <= self.pool.get_num_free_blocks()
+        return needed <= self.pool.stocked() or needed <= self.pool.get_num_free_blocks()
 
     def reserve(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
         """Have pages for allocate(). False: no space, nothing happened."""

@@ -7,9 +7,9 @@ manager is the control: how far it is from the first is what the machine's noise
     tests/engines/run vllm tests/engines/vllm/measure_step.py -s
 """
 import random
-import statistics
 import time
 
+import numpy
 import pytest
 from conftest import PAGE, TRANSFER, geometry
 from engine import prompt
@@ -20,6 +20,11 @@ ROUNDS, REQUESTS, RUNNING, SYSTEM, PAGES, TOKENS = 9, 96, 16, 256, 1024, 64
 KINDS = {"Llama": (PAGE, (), 0), "gpt-oss": (PAGE, (128,), 0), "Gemma 3": (PAGE, (128,) * 5, 0),
          "Qwen3-Next": (96, (), 3)}
 """Page size, and groups beside the one with full attention: their windows, how many keep a state."""
+
+
+def clocks():
+    """This thread's processor time, and the clock."""
+    return numpy.array([time.thread_time(), time.perf_counter()])
 
 
 def trailing(page, windows, states):
@@ -99,36 +104,37 @@ class Scheduler:
                        **more)
 
     def run(self, asked):
-        """Seconds of the steps that admitted requests, and of the others."""
+        """Of the steps that admitted requests, and of the others: a pair of clocks() for each."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduler, steps = self.theirs, ([], [])
         for request in asked:
             scheduler.add_request(self.request(*request))
         while scheduler.has_unfinished_requests():
-            begin = time.perf_counter()
+            begin = clocks()
             step = scheduler.schedule()
-            scheduled = time.perf_counter()
+            scheduled = clocks()
             names = list(step.num_scheduled_tokens)
             output = ModelRunnerOutput(
                 names, {name: i for i, name in enumerate(names)},
                 [[7] if scheduler.requests[name].num_computed_tokens >=
                  scheduler.requests[name].num_prompt_tokens else [] for name in names])
             self.reused += sum(new.num_computed_tokens for new in step.scheduled_new_reqs)
-            computed = time.perf_counter()
+            computed = clocks()
             scheduler.update_from_output(step, output)
-            spent = time.perf_counter() - computed + scheduled - begin
             if names:
-                steps[0 if step.scheduled_new_reqs else 1].append(spent)
+                steps[0 if step.scheduled_new_reqs else 1].append(
+                    clocks() - computed + scheduled - begin)
         return steps
 
 
 def requests(round_):
-    """Names and prompts, which share a beginning and are new in each round."""
+    """Names, prompts, which share a beginning and are new in each round, and how many tokens to
+    make: as many differ, most steps with admission admit one request."""
     chance = random.Random(round_)
     system = prompt(round_, SYSTEM)
-    return [(f"{round_}-{i}", system + prompt(1000 * round_ + i, chance.randrange(20, 200)))
-            for i in range(REQUESTS)]
+    return [(f"{round_}-{i}", system + prompt(1000 * round_ + i, chance.randrange(20, 200)),
+             chance.randrange(TOKENS // 2, 3 * TOKENS // 2)) for i in range(REQUESTS)]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -146,13 +152,15 @@ def test_figures(name, folder, monkeypatch):
             random.Random(round_).shuffle(order)
             for way in order:
                 for kind, steps in zip(rows[way], schedulers[way].run(requests(round_))):
-                    kind.append(statistics.median(steps))
+                    kind.append(numpy.median(steps, axis=0))
         print()
         for kind, text in enumerate(("steps with admission", "steps without")):
-            own = rows["own"][kind]
-            for way in schedulers:
-                mine = rows[way][kind]
-                ratios = sorted(a / b for a, b in zip(mine, own))
-                print(f"{name:10} {text:20} {way:8} {1e6 * statistics.median(mine):6.1f} us, against "
-                      f"own {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+            for clock, spent in enumerate(("processor", "wall")):
+                own = numpy.array(rows["own"][kind])[:, clock]
+                for way in schedulers:
+                    mine = numpy.array(rows[way][kind])[:, clock]
+                    ratios = mine / own
+                    print(f"{name:10} {text:20} {spent:9} {way:8} "
+                          f"{1e6 * numpy.median(mine):6.1f} us, against own "
+                          f"{numpy.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         schedulers["kvtrunk"].theirs.shutdown()
