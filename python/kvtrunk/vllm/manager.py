@@ -332,8 +332,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return bool(unused)
 
     def _begin_later(self, state: State) -> None:
-        """End the lease of a request that was not scheduled."""
-        self._end(state, None)
+        """End the lease of a request that was not scheduled. Steps in flight may still write its
+        pages: those of a request that ended, which the session gets before their fence."""
+        self._end(state, self.fence())
         fresh = State(state.request, self.engine.session)
         self.states[state.request.request_id] = fresh
         fresh.retry = time.monotonic() + RETRY_S

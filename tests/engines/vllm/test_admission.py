@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that find no space when vLLM's scheduler looks at them."""
 from conftest import PAGE, geometry
-from engine import prompt
+from engine import counters, prompt, until
 from measure_step import Scheduler
 
 from kvtrunk import testing
@@ -30,3 +30,26 @@ def test_space_that_comes_while_a_request_is_admitted_waits_for_the_next_step(fo
         assert reused and manager.allocate_slots(request, 3 * PAGE - reused, reused)
         for each in engine, other:
             each.theirs.shutdown()
+
+
+def test_pages_of_a_request_that_is_not_scheduled_leave_behind_the_steps_in_flight(folder,
+                                                                                   monkeypatch):
+    """They may be those of a request that ended, which a step still writes."""
+    with testing.daemon(**geometry(n_pages=12, max_private_pages=12)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine = Scheduler(folder, True, asynchronous=True, pages=12, max_model_len=8 * PAGE)
+        manager = engine.theirs.kv_cache_manager
+        first, other = (engine.request(name, prompt(i, n * PAGE), 1)
+                        for i, (name, n) in enumerate((("first", 1), ("other", 7))))
+        manager.get_computed_blocks(first)
+        assert manager.allocate_slots(first, 5 * PAGE)
+        manager.scheduled({"first": 5 * PAGE})
+        manager.free(first)
+        manager.get_computed_blocks(other)
+        assert manager.states["other"].lease is not None
+        held = counters(daemon).private_pages
+        manager.reset_prefix_cache()  # the other begins later
+        assert counters(daemon).private_pages == held
+        manager.processed()
+        until(lambda: counters(daemon).private_pages == 0)
+        engine.theirs.shutdown()
