@@ -104,6 +104,8 @@ static int spawn(struct kvt_helper *helper, int standard_input)
 	posix_spawn_file_actions_init(&actions);
 	posix_spawnattr_init(&attributes);
 	rc = posix_spawn_file_actions_adddup2(&actions, standard_input, STDIN_FILENO);
+	if (rc == 0) /* what libraries opened is not the helper's */
+		rc = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
 	if (rc == 0)
 		rc = posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
 	if (rc == 0)
