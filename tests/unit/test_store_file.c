@@ -287,6 +287,43 @@ TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, sto
 	close(fd);
 }
 
+/* Write garbage over a part of the file, often of its head or checkpoint. */
+static void damage_somewhere(void)
+{
+	uint64_t from = rand() % 4 ? 0 : SLOTS * SLOT_BYTES;
+	uint64_t at = from + (uint64_t)rand() % (rand() % 3 ? 200 : FILE_BYTES - from);
+	uint8_t bytes[64];
+
+	for (uint32_t i = 0; i < sizeof(bytes); i++)
+		bytes[i] = (uint8_t)rand();
+	damage(at, bytes, 1 + (uint32_t)rand() % sizeof(bytes));
+}
+
+TEST_WITH(whatever_was_damaged_no_page_is_wrong, start, stop)
+{
+	uint32_t refused = 0, absent = 0, right = 0;
+
+	srand(7);
+	for (uint32_t turn = 0; turn < 60; turn++) {
+		store_pages(1 + turn, 10);
+		close_file(turn % 3);
+		for (uint32_t i = 0; i < turn % 4; i++)
+			damage_somewhere();
+		if (open_file() != 0) {
+			refused++;
+			unlink(path);
+			assert_int_equal(open_file(), 0);
+		}
+		for (uint32_t i = 1; i < 1 + turn + 10; i++) {
+			bool back = comes_back(i); /* with its bytes */
+
+			right += back;
+			absent += !back;
+		}
+	}
+	assert_true(refused > 0 && absent > 0 && right > 0);
+}
+
 TEST_WITH(a_file_that_is_truncated_loses_pages_only, start, stop)
 {
 	store_pages(1, 5);
