@@ -134,6 +134,37 @@ TEST_WITH(a_record_has_all_pieces_of_all_slabs, start, stop)
 	assert_memory_equal(back, memory, sizeof(back));
 }
 
+/* Around the size from which copies are streamed, and beside whole cache lines. */
+TEST(pieces_of_any_size_and_place_are_copied_and_nothing_else)
+{
+	enum { MOST = 1500, ROOM = 2 * MOST };
+	static const uint32_t sizes[] = { 1, 63, 64, 1023, 1024, 1025, 1087, 1088, 1151, MOST };
+	static uint8_t pool[ROOM], back[ROOM], record[ROOM];
+	struct kvt_slabs one = { .n_slabs = 1, .n_pieces = 1, .bases = { pool } };
+
+	for (uint32_t b = 0; b < ROOM; b++)
+		pool[b] = (uint8_t)(b * 2654435761u >> 24);
+	for (uint32_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		for (uint32_t at = 0; at < 130; at += 13) {
+			uint32_t n = sizes[i], to = (at * 7) % 64;
+
+			one.pieces[0] = (struct kvt_pool_piece){ at, 0, n };
+			one.bases[0] = pool;
+			memset(record, 0xee, ROOM);
+			assert_int_equal(kvt_slabs_read(&one, 0, record + to), 0);
+			assert_memory_equal(record + to, pool + at, n);
+			assert_int_equal(record[to + n], 0xee);
+			assert_true(to == 0 || record[to - 1] == 0xee);
+			one.bases[0] = back;
+			memset(back, 0xdd, ROOM);
+			assert_int_equal(kvt_slabs_write(&one, 0, record + to), 0);
+			assert_memory_equal(back + at, pool + at, n);
+			assert_int_equal(back[at + n], 0xdd);
+			assert_true(at == 0 || back[at - 1] == 0xdd);
+		}
+	}
+}
+
 TEST_WITH(a_copy_of_a_page_that_changed_meanwhile_is_dropped, start, stop)
 {
 	static const uint32_t types[] = { KVT_FEED_REMOVED, KVT_FEED_STORED, KVT_FEED_CLEARED };
