@@ -40,6 +40,13 @@ def flags(folder, *more):
             "n_pages": 0}, command
 
 
+def events(port, replay):
+    """Options of an engine that publishes KV events."""
+    return {"kv_events_config": {
+        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{replay}"}}
+
+
 class Engine(engine.Engine):
     """A vLLM engine."""
 

@@ -91,8 +91,10 @@ class Scheduler:
             StructuredOutputManager(config), page, unit, log_stats=True)
         self.reused = 0
         """Positions that were cached when their requests began."""
-        if shared:  # there is no worker to say it
-            self.theirs.connector.set_xfer_handshake_metadata({0: connector.Proof("none", "", [0])})
+        if shared:  # there are no workers to say it
+            self.theirs.connector.set_xfer_handshake_metadata({
+                rank: connector.Proof("none", "", [0])
+                for rank in range(config.parallel_config.world_size)})
 
     def request(self, name, tokens, max_tokens=TOKENS, salt=None, **more):
         """One of vLLM's."""

@@ -16,13 +16,14 @@ def config(path):
 class Subscriber:
     """An index of an engine's blocks. It asks for all messages, so it misses none."""
 
-    def __init__(self, path):
-        self.blocks = {}
+    def __init__(self, path=None, replay=None, rank=0):
+        """path: of config(), or replay: an endpoint. rank: of data parallelism."""
+        self.rank, self.blocks = rank, {}
         self.next = self.cleared = 0
         self.events = []
         self._decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.connect(f"ipc://{path}.replay")
+        self._socket.connect(replay or f"ipc://{path}.replay")
 
     def follow(self):
         """Take what came since."""
@@ -35,7 +36,7 @@ class Subscriber:
             assert int.from_bytes(seq, "big") == self.next
             self.next += 1
             batch = self._decoder.decode(payload)
-            assert batch.data_parallel_rank == 0
+            assert batch.data_parallel_rank == self.rank
             for event in batch.events:
                 self._take(event)
             self.events += batch.events

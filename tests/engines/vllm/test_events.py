@@ -3,12 +3,14 @@
 vLLM's own schedulers and publishers, and with whole engines."""
 import contextlib
 import random
+import threading
 
 import life
 import pytest
 import subscriber
-from conftest import PAGE, geometry
+from conftest import PAGE, events, geometry
 from engine import counters, prompt, until
+from indexer import free_port
 from measure_step import Scheduler, specs
 from subscriber import Subscriber, cached
 
@@ -108,6 +110,64 @@ def test_a_daemon_that_restarts_is_followed(folder, monkeypatch, tmp_path, super
                   [n + 1 for n in now])
             agree(daemon, subscribers)
             assert bool(subscribers[1].blocks) == supervise
+
+
+def test_behind_a_publisher_that_was_held_up_all_is_told_again(folder, monkeypatch, tmp_path):
+    chance, opened = random.Random(6), threading.Event()
+    with pair(folder, monkeypatch, tmp_path, feed_bytes="1M") as (daemon, engines, subscribers):
+        ask(chance, engines, 10)
+        agree(daemon, subscribers)
+        publisher = engines[0].theirs.kv_event_publisher
+        publish = publisher.publish
+
+        def held(batch):
+            opened.wait()
+            publish(batch)
+
+        monkeypatch.setattr(publisher, "publish", held)
+        with daemon.connect(any_geometry=True) as client:
+            space, before = client.namespace(model="another"), client.stats().evicted_pages
+            ask(chance, engines, 10)
+            while (client.stats().evicted_pages - before) * PAGE * 4 < 1 << 20:
+                with space.begin([chance.randrange(1 << 20) for _ in range(LONGEST)]) as seq:
+                    seq.end(LONGEST)
+            space.remove_all()
+        opened.set()
+        ask(chance, engines, 10)
+        agree(daemon, subscribers)
+        assert subscribers[0].cleared >= 2
+
+
+def test_each_data_parallel_rank_tells_at_ports_of_its_own(monkeypatch, tmp_path):
+    import model
+
+    folder = model.write(tmp_path, **model.experts())  # ranks of others are servers of their own
+    chance, first, replay = random.Random(7), free_port(2), free_port(2)
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engines = [Engine(folder, None, chance, data_parallel_size=2, data_parallel_rank=rank,
+                          **events(first, replay)) for rank in range(2)]
+        subscribers = [Subscriber(replay=f"tcp://127.0.0.1:{replay + rank}", rank=rank)
+                       for rank in range(2)]
+        ask(chance, engines, 20)
+        agree(daemon, subscribers)
+        assert subscribers[0].blocks
+        for each in (*subscribers, *(engine.theirs for engine in engines)):
+            (each.close if isinstance(each, Subscriber) else each.shutdown)()
+
+
+def test_one_of_two_ranks_of_a_model_tells(folder, monkeypatch, tmp_path):
+    chance = random.Random(8)
+    with testing.daemon(**geometry(kv_heads=1, n_slabs=2, n_pages=PAGES,
+                                   max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine = Engine(folder, tmp_path / "a", chance, tensor_parallel_size=2)
+        reader = Subscriber(tmp_path / "a")
+        ask(chance, [engine], 20)
+        agree(daemon, [reader])
+        assert reader.blocks
+        reader.close()
+        engine.theirs.shutdown()
 
 
 def test_blocks_are_told_as_vllm_alone_tells_them(folder, monkeypatch, tmp_path):
