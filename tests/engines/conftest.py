@@ -6,7 +6,8 @@ import time
 import model
 import pytest
 
-pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "routed", "sharing")
+pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "routed", "router",
+                              "sharing")
 
 
 def pytest_collection_modifyitems(items):
