@@ -29,11 +29,14 @@ struct side {
 static struct side a, b;
 static char folder[64], command[256];
 
-static void begin_side(struct side *side, const char *config, const char *wait_ms)
+/* `file` NULL: without one. */
+static void begin_side(struct side *side, const char *config, const char *wait_ms,
+		       const char *file)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	const char *more[] = { "--helper", command, "--helper-wait-ms", wait_ms,
-			       "--helper-batch-bytes", "8K", NULL };
+			       "--helper-batch-bytes", "8K", file ? "--file" : NULL, file,
+			       "--file-bytes", "4M", NULL };
 
 	kvt_test_daemon_begin(&side->daemon, config);
 	kvt_test_store_start_with(&side->store, &side->daemon, "1M", more);
@@ -55,13 +58,39 @@ static void end_side(struct side *side)
 	kvt_test_daemon_end(&side->daemon);
 }
 
-static int start_with(const char *config_of_b, const char *wait_ms)
+static void make_folder(void)
 {
-	strcpy(folder, "/tmp/kvt-remote-XXXXXX");
+	strcpy(folder, "/var/tmp/kvt-remote-XXXXXX");
 	kvt_test_check(mkdtemp(folder));
 	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
-	begin_side(&a, NULL, wait_ms);
-	begin_side(&b, config_of_b, wait_ms);
+}
+
+static int start_with(const char *config_of_b, const char *wait_ms)
+{
+	make_folder();
+	begin_side(&a, NULL, wait_ms, NULL);
+	begin_side(&b, config_of_b, wait_ms, NULL);
+	return 0;
+}
+
+static bool has_direct_io(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+/* Pages of A lie in memory in whole blocks of its file, those of B do not. */
+static int start_with_a_file(void **state)
+{
+	static char file[96];
+
+	make_folder();
+	snprintf(file, sizeof(file), "%s/pages", folder);
+	begin_side(&a, NULL, "60000", has_direct_io(file) ? file : NULL);
+	begin_side(&b, NULL, "60000", NULL);
 	return 0;
 }
 
@@ -178,6 +207,21 @@ TEST_WITH(what_the_memory_lost_comes_back_from_afar, start, stop)
 		kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N),
 			       N - PAGE);
 	kvt_test_check(kvt_test_store_status(&a.peer).helper_read_pages > 0);
+}
+
+TEST_WITH(a_store_with_a_file_shares_with_one_without, start_with_a_file, stop)
+{
+	uint32_t keys[N], evicted;
+
+	keep_in_a(keys, 50);
+	kvt_test_equal(serve_in_b(keys), N - PAGE);
+	kvt_test_keys(keys, N, 51);
+	kvt_test_equal(serve_in_b(keys), 0);
+	while (kvt_test_store_status(&b.peer).helper_written_pages < N / PAGE)
+		;
+	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
+	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), N - PAGE);
 }
 
 TEST_WITH(garbage_is_computed_and_never_reused, start, stop)
