@@ -36,9 +36,15 @@ def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=No
     if any(uuids):
         extra["multi_modal_uuids"] = {"image": list(uuids)}
     given = [TokensPrompt(prompt_token_ids=prompt, **extra) for prompt in prompts]
-    return [{"tokens": list(done.outputs[0].token_ids), "cached": done.num_cached_tokens}
-            for done in engine.generate(given, wanted, use_tqdm=False,
-                                        lora_request=LoRARequest(*lora) if lora else None)]
+    answers = []
+    for done in engine.generate(given, wanted, use_tqdm=False,
+                                lora_request=LoRARequest(*lora) if lora else None):
+        said = done.outputs[0]
+        answers.append({"tokens": list(said.token_ids), "cached": done.num_cached_tokens})
+        if said.logprobs is not None:
+            answers[-1]["logprobs"] = [[[token, one.logprob] for token, one in most.items()]
+                                       for most in said.logprobs]
+    return answers
 
 
 def metric(engine, name):

@@ -2,6 +2,7 @@
 """Engines of models with windows or states beside full attention, which keep side pages: as a gpt-oss,
 a Gemma 3, a Qwen3-Next and a Granite 4. Their blocks are vLLM's choice, with states no power of
 two."""
+import math
 import random
 
 import conftest
@@ -21,6 +22,8 @@ KINDS = {
 """What `flags` says, by the name of a model. vLLM's Mamba-2 on CPUs takes one block a step."""
 WINDOW = 128
 CHUNK = 256
+ROUNDING = 0.126
+"""Between the logprobs of two tokens, in bf16: two steps of logits from 8 to 16, and float32's."""
 HEADS = [prompt(90 + i, 700) for i in range(4)]
 
 
@@ -113,20 +116,29 @@ def prompts(page, n=200):
     return made
 
 
+def rounds(cold, tokens):
+    """Whether the first token that differs was worth as much to the cold engine, but for rounding."""
+    at = next(i for i, (own, other) in enumerate(zip(cold["tokens"], tokens)) if own != other)
+    worth = dict(cold["logprobs"][at])
+    return worth[cold["tokens"][at]] - worth.get(tokens[at], -math.inf) <= ROUNDING
+
+
 def test_two_engines_answer_as_a_cold_one(daemon, engines, kind, page):
-    """In bf16 as one with vLLM's own cache does: a state rounds otherwise in other chunks."""
+    """In bf16 but for rounding, or as one with vLLM's own cache: a state rounds otherwise in other
+    chunks, and a layer's choice of an expert may depend on that."""
     private, *sharing = engines
-    reused, others, own = 0, 0, 0
+    reused, wrong = 0, []
     for i, text in enumerate(prompts(page)):
-        expected = private.generate(text, max_tokens=4, salt=f"cold {i}")[0]["tokens"]
+        cold = private.generate(text, max_tokens=4, salt=f"cold {i}", logprobs=8)[0]
         answer = sharing[i % 2].generate(text, max_tokens=4)[0]
-        if kind["dtype"] == "float32":
-            assert answer["tokens"] == expected, (i, len(text), answer)
-        else:
-            others += answer["tokens"] != expected
-            own += private.generate(text, max_tokens=4)[0]["tokens"] != expected
+        right = [cold["tokens"]]
+        if kind["dtype"] != "float32":
+            right.append(private.generate(text, max_tokens=4)[0]["tokens"])
+        if answer["tokens"] not in right and (kind["dtype"] == "float32" or
+                                              not rounds(cold, answer["tokens"])):
+            wrong.append((i, len(text), answer))
         reused += answer["cached"]
-    assert reused > 0 and others <= 2 * own + 2
+    assert reused > 0 and not wrong
     expect_nothing_held(daemon)
 
 
