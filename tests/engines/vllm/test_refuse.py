@@ -460,6 +460,14 @@ def test_flags_put_each_rank_on_a_device(folder):
     assert "n_slabs" not in options and "--tensor-parallel-size 2" in engine
 
 
+@pytest.mark.parametrize("name, sides", [("Qwen3-Next", "1,1,1"), ("Granite 4", "1")])
+def test_flags_of_two_ranks_have_the_side_pages_of_states(tmp_path, name, sides):
+    folder = model.write(tmp_path, **model.states(name))
+    options, engine = flags(folder, "--tensor-parallel-size", "2", "--block-size", "256")
+    assert (options["sides"], options["n_slabs"], options["n_kv_heads"]) == (sides, "2", "1")
+    assert options["page_size"] == "256" and "--tensor-parallel-size 2" in engine
+
+
 def test_flags_name_the_one_plane_of_mla(tmp_path):
     folder = model.write(tmp_path, **model.latent())
     for device in ("cpu", "cuda"):
