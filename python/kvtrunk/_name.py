@@ -7,7 +7,8 @@ them. While they change, and when they cannot be known, the name is a random num
 engine has: the engine is alone.
 
 The generation is the daemon's (Namespace.renew). Engines that forget at the same time share again,
-and so does one that starts later.
+and so does one that starts later. A daemon that starts cold counts from 0, and a store may still have
+what was made before: so an engine raises its generation to the last one that it used.
 """
 from __future__ import annotations
 
@@ -35,6 +36,8 @@ class Name:
         self._alone = b""
         self._renew = False
         """The generation is to rise before the name is used."""
+        self._generations: dict[bytes, int] = {}
+        """The last one used, by name, if it was above 0."""
         self._control: Optional[Namespace] = None
         self._value = b""
         self.files(files)
@@ -109,16 +112,24 @@ class Name:
         if not self._value:
             generation = 0
             if not self.alone:
-                if self._control is None:
-                    self._control = client.namespace(extra=b"generation\0" + self._digest(0),
-                                                     label="generation")
-                if self._renew:
-                    self._control.renew()
-                    self._renew = False
-                generation = self._control.generation
+                generation = self._raised(client, self._digest(0))
             self._value = self._digest(generation)
         self._unused = False
         return self._value
+
+    def _raised(self, client: Client, name: bytes) -> int:
+        """The generation of a name, which is no lower than one that was used before."""
+        if self._control is None:
+            self._control = client.namespace(extra=b"generation\0" + name, label="generation")
+        generation = self._control.generation
+        while generation < self._generations.get(name, 0):
+            generation = self._control.renew()
+        if self._renew:
+            generation = self._control.renew()
+            self._renew = False
+        if generation:
+            self._generations[name] = generation
+        return generation
 
     def _digest(self, generation: int) -> bytes:
         weights = self._weights.encode() if self._weights else self._alone

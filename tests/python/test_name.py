@@ -155,6 +155,38 @@ def test_a_name_that_no_daemon_heard_forgets_at_the_next(engine, daemon):
         assert a.value(other) == engine("g5").now()
 
 
+def test_what_was_forgotten_stays_so_under_a_daemon_that_starts_cold(engine):
+    """A store may have kept it, by its name."""
+    a, b = engine("f9"), engine("f9")
+    old = a.now()
+    for _ in range(2):
+        a.forget()
+        a.now()
+    last = a.now()
+    with testing.daemon(page_size=16, n_pages=64) as cold, \
+            cold.connect(any_geometry=True) as client:
+        a.forsake()
+        assert a.value(client) == last != old
+        b.forsake()  # which forgot nothing, and begins behind it
+        assert b.value(client) == last
+        a.forget()
+        assert a.value(client) != last
+
+
+def test_weights_of_the_past_come_back_as_they_were_forgotten(engine):
+    a = engine("f10")
+    a.now()
+    a.forget()
+    last = a.now()
+    a.files("f11")
+    a.now()
+    with testing.daemon(page_size=16, n_pages=64) as cold, \
+            cold.connect(any_geometry=True) as client:
+        a.forsake()
+        a.files("f10")
+        assert a.value(client) == last
+
+
 def test_a_name_of_the_past_leaves_no_namespace_open(engine, daemon):
     def opened():
         return sum(space["opened"] for space in json.loads(daemon.kvtctl("--json", "namespaces")))
