@@ -24,21 +24,24 @@ def _post_capture(_args: Any) -> bool:
     return bool(envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get())
 
 
+STORE = ("leave it out. To keep in host memory what the pool evicts, start kvtstored beside the "
+         "daemon")
+
 # (what is refused, does it hold, what to do)
 REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("--speculative-algorithm", _is_set("speculative_algorithm"),
      "draft layers have no place in the shared pages: leave it out"),
     ("--enable-hierarchical-cache", _is_set("enable_hierarchical_cache"),
-     "kvtrunk's pool is the only tier: leave it out"),
-    ("--enable-lmcache", _is_set("enable_lmcache"), "it is another prefix cache: leave it out"),
-    ("--enable-flexkv", _is_set("enable_flexkv"), "it is another prefix cache: leave it out"),
+     f"it is of one engine: {STORE}"),
+    ("--enable-lmcache", _is_set("enable_lmcache"), f"it is another prefix cache: {STORE}"),
+    ("--enable-flexkv", _is_set("enable_flexkv"), f"it is another prefix cache: {STORE}"),
     ("--enable-hisparse", _is_set("enable_hisparse"), "it moves KV out of its pages: leave it out"),
     ("--enable-unified-memory", _is_set("enable_unified_memory"),
      "its pool is not made of one kind of page: leave it out"),
     ("--enable-page-major-kv-layout", _is_set("enable_page_major_kv_layout"),
      "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
     ("--enable-unified-cache-external-linker", _is_set("enable_unified_cache_external_linker"),
-     "it is another store behind the prefix cache: leave it out"),
+     f"it is another store behind the prefix cache: {STORE}"),
     ("--enable-memory-saver", _is_set("enable_memory_saver"),
      "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
     ("--disaggregation-mode", lambda args: bool(args.disaggregation_mode not in (None, "null")),

@@ -97,7 +97,8 @@ MODELS: tuple[Rule, ...] = (
 OPTIONS: tuple[Rule, ...] = (
     (_other_connector,
      "a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
-     "in --kv-transfer-config, and remove --kv-offloading-size"),
+     "in --kv-transfer-config, and remove --kv-offloading-size. To keep in host memory what the pool "
+     "evicts, start kvtstored beside the daemon"),
     (lambda c: c.kv_transfer_config.kv_role != "kv_both",
      'prefill and decode need no transfer here: set "kv_role":"kv_both" in --kv-transfer-config, in '
      "all engines"),

@@ -17,7 +17,8 @@ def arguments(**more):
 
 @pytest.mark.parametrize("option, value, flag", [
     ("speculative_algorithm", "EAGLE", "--speculative-algorithm"),
-    ("enable_hierarchical_cache", True, "--enable-hierarchical-cache"),
+    ("enable_hierarchical_cache", True, "--enable-hierarchical-cache: .* start kvtstored"),
+    ("enable_lmcache", True, "--enable-lmcache: .* start kvtstored"),
     ("disaggregation_mode", "decode", "--disaggregation-mode"),
     ("nnodes", 2, "--nnodes"),
     ("pp_size", 2, "--pp-size"),

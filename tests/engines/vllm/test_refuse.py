@@ -63,7 +63,8 @@ def of_model(config, name, value):
 
 REFUSED = [
     ("kv_transfer_config.kv_connector", "MultiConnector", "--kv-transfer-config"),
-    ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size"),
+    ("cache_config.kv_offloading_size", 1.0, "--kv-offloading-size. To keep in host memory what "
+     "the pool evicts, start kvtstored"),
     ("kv_transfer_config.kv_role", "kv_consumer", "kv_both"),
     ("ec_transfer_config", object(), "--ec-transfer-config"),
     ("speculative_config", types.SimpleNamespace(method="draft_model"), "ngram, suffix, eagle"),
@@ -111,10 +112,11 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
             socket(made)
 
 
-def test_a_socket_that_is_no_text_is_refused(config):
-    made = changed(config, "kv_transfer_config.kv_connector_extra_config", {"socket": 7})
-    with pytest.raises(rules.Refused, match="the option socket is 7: give a text"):
-        socket(made)
+@pytest.mark.parametrize("which", ["socket", "store"])
+def test_a_socket_that_is_no_text_is_refused(config, which):
+    made = changed(config, "kv_transfer_config.kv_connector_extra_config", {which: 7})
+    with pytest.raises(rules.Refused, match=f"the option {which} is 7: give a text"):
+        socket(made, which)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
