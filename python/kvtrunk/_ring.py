@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 Lease = tuple[int, int]
 
-NOTICE_DEADLINE: int = lib.KVT_NOTICE_DEADLINE
+WAIT_MS = 30_000
+"""How long a request is held back at most for what another process computes of it."""
+_LOAD_MS, _LOAD_MS_PER_1024 = 1000, 250
+"""The same for what a store loads of it: by positions that it promised."""
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
 _FULL: int = lib.KVT_F_FULL
@@ -68,10 +71,12 @@ class Ring:
         self._request = ffi.new("struct kvt_request *")
         self._result = ffi.new("struct kvt_result *")
         self._many = ffi.new("struct kvt_result[]", _REAP)
+        self._fetched = ffi.new("struct kvt_fetched *")
         self._busy = False
         self._pace_s = _HOST_PACE_S if client.info.backend == "host" else _DEVICE_PACE_S
         self._ticket = 0
         self._notices: dict[int, int] = {}
+        """What notice() returns."""
         self._given_up: set[int] = set()
         self._refused: list[tuple[int, Error]] = []
         self._late: collections.deque[tuple[Callable[..., bool], tuple[Any, ...]]] = (
@@ -123,7 +128,8 @@ class Ring:
                 if answer.user_data == _FILLING:
                     self._filled(answer)
                 elif answer.flags & lib.KVT_CQE_ASYNC:
-                    self._notice(answer)
+                    late = answer.state == lib.KVT_NOTICE_DEADLINE
+                    self._notice(answer.user_data, 0 if late else WAIT_MS)
                 else:
                     self._done(answer)
                 lib.kvt_result_release(handle, ffi.addressof(many, i))
@@ -136,11 +142,18 @@ class Ring:
         elif given and answer.n_pages:
             self._not_taken += ffi.unpack(answer.pages, answer.n_pages)
 
-    def _notice(self, answer: Any) -> None:
-        if answer.user_data in self._given_up:
-            self._given_up.discard(answer.user_data)
+    def _notice(self, ticket: int, wait_ms: int) -> None:
+        if ticket in self._given_up:
+            self._given_up.discard(ticket)
         else:
-            self._notices[answer.user_data] = answer.state
+            self._notices[ticket] = wait_ms
+
+    def _reap_fetched(self) -> None:
+        fetched = self._fetched
+        while self._check(lib.kvt_fetch_poll(self._handle, fetched)):
+            n = fetched.positions
+            self._notice(fetched.user_data,
+                         _LOAD_MS + _LOAD_MS_PER_1024 * n // 1024 if n else WAIT_MS)
 
     def _call(self) -> tuple[int, list[int]]:
         """Wait for the answer: its error, unless that is raised, and its pages."""
@@ -202,6 +215,15 @@ class Ring:
         return True
 
     # ---- operations
+
+    def fetch(self, namespace: int, keys: Any, root_key: int = 0) -> int:
+        """Have a store load what the pool lacks of a prompt. Returns a ticket for notice(), which
+        comes within connect()'s fetch_wait; 0: no store was asked. ConnectionLost, Error."""
+        self._reap_fetched()
+        request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
+        request.namespace_id, request.root_key = namespace, root_key
+        ticket = self._new_ticket()
+        return ticket if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
               wait_ms: int, root_key: int = 0, full: bool = False) -> Begun:
@@ -354,10 +376,12 @@ class Ring:
         refused, self._refused = self._refused, []
         return refused
 
-    def notice(self, ticket: int) -> int:
-        """0: a held-back BEGIN is still to wait. Else enum kvt_notice: begin again."""
+    def notice(self, ticket: int) -> Optional[int]:
+        """Of a held-back BEGIN, or of fetch(). None: it is still to wait. Else begin, and wait at most
+        so many ms for what others compute: 0 if that was waited for too long."""
         self._reap()
-        return self._notices.pop(ticket, 0)
+        self._reap_fetched()
+        return self._notices.pop(ticket, None)
 
     def give_up(self, ticket: int) -> None:
         """The notice is not wanted any more."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket of an engine, whose name may have {device}: then each device has a daemon of its own,
-and one name serves data-parallel ranks and replicas alike. Knows no engine."""
+"""The sockets of an engine: its daemon's and its store's. A name may have {device}: then each device
+has a daemon of its own, and one name serves data-parallel ranks and replicas alike. Knows no engine."""
 from __future__ import annotations
 
 import os
@@ -8,19 +8,22 @@ from typing import Optional, Sequence
 
 FIELD = "{device}"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+WAIT_VARIABLE = "KVTRUNK_FETCH_WAIT_MS"
 
 
 def socket_of(path: Optional[str], device: Optional[int],
-              visible: Optional[Sequence[object]] = None) -> Optional[str]:
+              visible: Optional[Sequence[object]] = None, which: str = "socket") -> Optional[str]:
     """The socket's name for connect(). None: its default.
 
     path: as the user gave it. None: $KVTRUNK_SOCKET. device: index of the rank's first device in
     `visible`. None: the engine computes on the CPU. visible: numbers of devices. None: those of
-    $CUDA_VISIBLE_DEVICES. ValueError: it has no such name; a sentence with the cure.
+    $CUDA_VISIBLE_DEVICES. which: "socket" of the daemon, or "store", for which "" is none.
+    ValueError: it has no such name; a sentence with the cure.
     """
-    what = "KVTRUNK_SOCKET" if path is None else "the option socket"
+    variable = f"KVTRUNK_{which.upper()}"
+    what = variable if path is None else f"the option {which}"
     if path is None:
-        path = os.environ.get("KVTRUNK_SOCKET")
+        path = os.environ.get(variable)
     if not path or not set("{}") & set(path):
         return path
     what = f"{what} is {path}"
@@ -29,7 +32,7 @@ def socket_of(path: Optional[str], device: Optional[int],
                          f"write {FIELD}, or a name without braces")
     if device is None:
         raise ValueError(f"{what}, and an engine on the CPU has no device: write the name of the "
-                         f"daemon's socket without {FIELD}")
+                         f"socket without {FIELD}")
     return path.replace(FIELD, str(_number(what, device, visible)))
 
 
@@ -48,3 +51,15 @@ def _number(what: str, device: int, visible: Optional[Sequence[object]]) -> int:
         raise ValueError(f"{what}, and {VARIABLE} names the device {word!r}, which is no number: "
                          f"give numbers there, or the socket's name without {FIELD}")
     return int(word)
+
+
+def fetch_wait() -> Optional[float]:
+    """Seconds that a store's answer may take, from $KVTRUNK_FETCH_WAIT_MS. None: connect()'s default.
+    ValueError: it is no such number; a sentence with the cure."""
+    given = os.environ.get(WAIT_VARIABLE)
+    if not given:
+        return None
+    if not given.isdecimal() or int(given) == 0:
+        raise ValueError(f"{WAIT_VARIABLE} is {given!r}: set it to milliseconds, as 5, or unset it. "
+                         'For no store set KVTRUNK_STORE=""')
+    return int(given) / 1000

@@ -2,7 +2,7 @@
 """Sockets that name a device: kvtrunk._socket."""
 import pytest
 
-from kvtrunk._socket import socket_of
+from kvtrunk._socket import fetch_wait, socket_of
 
 EACH = "/run/kvtrunk/gpu{device}.sock"
 
@@ -53,3 +53,26 @@ def test_a_name_that_cannot_be_is_a_sentence_with_its_cure(sees, path, devices, 
     sees(devices, path)
     with pytest.raises(ValueError, match="KVTRUNK_SOCKET is"):
         socket_of(None, device)
+
+
+def test_a_store_has_a_name_of_its_own_or_none(sees, monkeypatch):
+    sees(socket="/a.sock")
+    assert socket_of(None, None, which="store") is None
+    monkeypatch.setenv("KVTRUNK_STORE", "")
+    assert socket_of(None, None, which="store") == ""
+    monkeypatch.setenv("KVTRUNK_STORE", "/run/gpu{device}.store")
+    assert socket_of(None, 3, which="store") == "/run/gpu3.store"
+    assert socket_of("/b.store", 3, which="store") == "/b.store"
+    with pytest.raises(ValueError, match="KVTRUNK_STORE is .* an engine on the CPU has no device"):
+        socket_of(None, None, which="store")
+
+
+def test_the_wait_for_a_store_is_a_number_of_milliseconds(monkeypatch):
+    monkeypatch.delenv("KVTRUNK_FETCH_WAIT_MS", raising=False)
+    assert fetch_wait() is None
+    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "20")
+    assert fetch_wait() == 0.02
+    for wrong in ("0", "5ms", "-1"):
+        monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", wrong)
+        with pytest.raises(ValueError, match="set it to milliseconds"):
+            fetch_wait()

@@ -1,38 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store beside a daemon: evicted pages come back, for begin() and for schedulers."""
-import contextlib
-import json
-import os
-import subprocess
+import signal
+import time
+from array import array
 
 import pytest
+import stores
 
 from kvtrunk import testing
+from kvtrunk._ring import WAIT_MS, Ring
 
 N = 1024
-
-
-@contextlib.contextmanager
-def running_store(daemon):
-    program = os.path.join(os.environ["KVTRUNK_BIN"], "kvtstored")
-    process = subprocess.Popen([program, f"--socket={daemon.socket}", "--ram-bytes=1M"],
-                               stderr=subprocess.PIPE, text=True)
-    try:
-        assert "serving" in process.stderr.readline()
-        yield f"{daemon.socket}.store"
-    finally:
-        process.terminate()
-        process.stderr.close()
-        assert process.wait() == 0
-
-
-def await_pages(daemon, n):
-    """Ask the store until it has n pages and nothing waits."""
-    ask = [testing.program("kvtctl"), "--socket", daemon.socket, "--json", "store", "status"]
-    while True:
-        counts = json.loads(subprocess.run(ask, capture_output=True, check=True).stdout)
-        if counts["pages"] == n and counts["queued_pages"] == counts["open_loads"] == 0:
-            return
 
 
 def publish(namespace, tokens):
@@ -49,13 +27,13 @@ def daemon():
 
 
 def test_begin_reuses_what_the_store_loads(daemon):
-    with running_store(daemon), daemon.connect(fetch_wait=60) as client:
+    with stores.running(daemon) as store, daemon.connect(fetch_wait=60) as client:
         namespace = client.namespace(model="store")
         assert publish(namespace, range(N)) == 0
-        await_pages(daemon, N // 16)
+        store.settled(N // 16)
         client.evict(4095)
         assert publish(namespace, range(N)) == N - 16
-        await_pages(daemon, N // 16)
+        store.settled(N // 16)
         client.evict(4095)
         with daemon.connect(fetch_wait=0) as other:
             assert publish(other.namespace(model="store"), range(N)) == 0
@@ -66,16 +44,75 @@ def test_a_scheduler_fetches_when_a_request_arrives(daemon):
         namespace = client.namespace(model="store")
         assert not namespace.fetch(range(N))
         assert client.fetched() is None
-    with running_store(daemon) as path, daemon.connect(fetch_wait=60, store=path) as client:
+    with stores.running(daemon) as store, daemon.connect(fetch_wait=60,
+                                                         store=store.path) as client:
         namespace = client.namespace(model="store")
         publish(namespace, range(N))
-        await_pages(daemon, N // 16)
+        store.settled(N // 16)
         client.evict(4095)
         assert namespace.fetch(range(N), tag=7)
         fetched = None
         while fetched is None:
             fetched = client.fetched()
         assert fetched[:3] == (7, 0, N)
-        await_pages(daemon, N // 16)
+        store.settled(N // 16)
         assert namespace.match(range(N)).positions == N
         assert not namespace.fetch(range(N))
+
+
+def begin(ring, namespace, keys, wait_ms):
+    """Begin when what others load of it is there, or too late."""
+    begun = ring.begin(namespace._id, keys, 0, force_miss=False, wait_ms=wait_ms)
+    while begun.lease is None:
+        wait_ms = await_notice(ring, begun.ticket)
+        begun = ring.begin(namespace._id, keys, 0, force_miss=False, wait_ms=wait_ms)
+    return begun
+
+
+def await_notice(ring, ticket):
+    while (wait_ms := ring.notice(ticket)) is None:
+        pass
+    return wait_ms
+
+
+def test_a_ring_s_begin_behind_a_fetch_reuses_what_is_loaded(daemon):
+    keys = array("I", range(N))
+    with stores.running(daemon) as store, daemon.connect(fetch_wait=60) as client:
+        namespace, ring = client.namespace(model="store"), Ring(client)
+        assert await_notice(ring, ring.fetch(namespace._id, keys)) == WAIT_MS  # it has nothing
+        publish(namespace, keys)
+        store.settled(N // 16)
+        client.evict(4095)
+        wait_ms = await_notice(ring, ring.fetch(namespace._id, keys))
+        assert wait_ms == 1000 + 250
+        begun = begin(ring, namespace, keys, wait_ms)
+        assert begun.reusable == N - 16
+        ring.end(begun.lease, None)
+        assert ring.fetch(namespace._id, keys) == 0  # nothing is missing
+
+
+def test_a_stopped_store_holds_a_ring_s_requests_back_three_times(daemon):
+    with stores.running(daemon) as store, daemon.connect(fetch_wait=0.02) as client:
+        namespace, ring = client.namespace(model="store"), Ring(client)
+        while not ring.fetch(namespace._id, array("I", range(N))):
+            pass  # until it is connected
+        store.counts()  # it answered
+        store.signal(signal.SIGSTOP)
+        held = 0
+        for i in range(6):
+            begun = time.monotonic()
+            ticket = ring.fetch(namespace._id, array("I", range(i, N + i)))
+            if ticket:
+                held += 1
+                assert await_notice(ring, ticket) == WAIT_MS
+                assert time.monotonic() - begun >= 0.02
+        assert held == 3
+
+
+def test_a_fetch_that_is_given_up_leaves_nothing(daemon):
+    with stores.running(daemon), daemon.connect(fetch_wait=60) as client:
+        namespace, ring = client.namespace(model="store"), Ring(client)
+        ring.give_up(ring.fetch(namespace._id, array("I", range(N))))
+        while ring._given_up:
+            ring.notice(0)
+        assert not ring._notices

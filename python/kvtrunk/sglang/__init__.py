@@ -98,6 +98,13 @@ def _with_batch(original: Any, batch: Any, arguments: Any, options: Any, decoded
         return original(batch, *arguments, **options)
 
 
+def _arrive(original: Any, scheduler: Any, req: Any, *arguments: Any, **options: Any) -> Any:
+    arrived = getattr(scheduler.tree_cache, "arrived", None)
+    if arrived is not None:
+        arrived(req)
+    return original(scheduler, req, *arguments, **options)
+
+
 def _admit(original: Any, adder: Any, req: Any, *arguments: Any, **options: Any) -> Any:
     admit = getattr(adder.tree_cache, "admit", None)
     if admit is None:
@@ -152,6 +159,7 @@ HOOKS = {
     "_build_token_to_kv_pool_allocator": _allocator,
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": _budget,
     _SCHEDULER + "run_batch": _launch,
+    _SCHEDULER + "_prefetch_kvcache": _arrive,
     "sglang.srt.mem_cache.allocation.alloc_for_extend": _extend,
     "sglang.srt.mem_cache.allocation.alloc_for_decode_default": _decode,
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _admit,

@@ -29,7 +29,7 @@ from .._name import Name
 from .._ring import Spaces
 from . import HOOKS, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
-from ._keys import grown, keys_of
+from ._keys import keys_of, shares
 from ._leases import Lease
 
 logger = logging.getLogger(__name__)
@@ -194,6 +194,26 @@ class KvtrunkCache(BasePrefixCache):
 
     # ---- admission
 
+    def arrived(self, req: Any) -> None:
+        """SGLang queues a request: let a store load its prompt meanwhile."""
+        self._fetch(req, req.origin_input_ids + req.output_ids)
+
+    def _fetch(self, req: Any, ids: Any) -> None:
+        req.kvtrunk_asked = self.client
+        space, keys = self._named(req, ids)
+        if space is not None and keys is not None and self._reuses(req, len(ids)):
+            self.leases.fetch(req.rid, space, keys)
+
+    def _named(self, req: Any, ids: Any) -> tuple[Optional[Namespace], Any]:
+        """The namespace of a request, and keys of its tokens. None: there is none, they have none."""
+        space = self._space(req)
+        return space, keys_of(ids, self.page_size) if space is not None and shares(req) else None
+
+    @staticmethod
+    def _reuses(req: Any, length: int) -> bool:
+        return bool(req._compute_max_prefix_len(length) == length - 1 and
+                    not envs.SGLANG_RADIX_FORCE_MISS.get())
+
     def admit(self, adder: Any, req: Any, original: Any) -> Any:
         """PrefillAdder.add_one_req(): begin a lease, and let SGLang decide on that."""
         leases = self.leases
@@ -206,6 +226,8 @@ class KvtrunkCache(BasePrefixCache):
                                             adder.running_batch.is_empty())
         if leases.lost and not self._recover():
             return self._not_now(AddReqResult.NO_TOKEN, alone)
+        if getattr(req, "kvtrunk_asked", None) is not self.client:  # it arrived before this daemon did
+            self._fetch(req, req.full_untruncated_fill_ids)
         if leases.is_held_back(req.rid):  # the next request; this one stays in the queue
             return self._not_now(AddReqResult.CONTINUE, alone)
         length = len(req.full_untruncated_fill_ids)
@@ -263,18 +285,12 @@ class KvtrunkCache(BasePrefixCache):
         return True
 
     def _begin(self, req: Any, length: int) -> Optional[Lease]:
-        tokens = grown(req)
-        space = self._space(req)
-        keys = None
-        if tokens is not None and space is not None:
-            keys = keys_of(tokens, self.page_size)
-        reuse = req._compute_max_prefix_len(length) == length - 1 and \
-            not envs.SGLANG_RADIX_FORCE_MISS.get()
+        space, keys = self._named(req, req.full_untruncated_fill_ids)
         if keys is None:
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
-        return self.leases.begin(req.rid, space, keys, length, reuse=reuse)
+        return self.leases.begin(req.rid, space, keys, length, reuse=self._reuses(req, length))
 
     @staticmethod
     def _adopt(req: Any, node: Lease, positions: int, length: int) -> None:

@@ -3,7 +3,6 @@
 content's hash, which becomes the keys of kvt_keys_image(): never cut to 32 bits."""
 from __future__ import annotations
 
-from array import array
 from typing import Any, Optional
 
 import numpy as np
@@ -30,11 +29,7 @@ def keys_of(tokens: Any, page_size: int = 1) -> Optional[Any]:
     return keys
 
 
-def grown(req: Any) -> Optional[array[int]]:
-    """All token ids of a request whose keys are wanted; None: it must share nothing."""
-    if req.positional_embed_overrides is not None or req.skip_radix_cache_insert:
-        return None
-    if getattr(req, "input_embeds", None) is not None:
-        return None
-    ids: array[int] = req.full_untruncated_fill_ids
-    return ids
+def shares(req: Any) -> bool:
+    """Whether a request's KV follows from its tokens, and is wanted in a cache."""
+    return (req.positional_embed_overrides is None and not req.skip_radix_cache_insert and
+            getattr(req, "input_embeds", None) is None)

@@ -27,14 +27,12 @@ from typing import Any, Callable, Optional
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale
 from .._check import Checks, check_every
-from .._ring import NOTICE_DEADLINE, Begun, Ring
+from .._ring import WAIT_MS, Begun, Ring
 from .._say import Say
 from .._seq import Fence
 
 logger = logging.getLogger(__name__)
 
-WAIT_MS = 30_000
-"""How long a request is held back for what another engine computes of it."""
 DECODE_POSITIONS = 64
 """Positions that a lease grows by when a generated token needs a page."""
 _EMPTY = array("I")
@@ -104,7 +102,9 @@ class Leases:
         """The CUDA stream of forward passes. 0: none was queued so far, or there are none."""
         self._recorded: Optional[Fence] = None
         self._waiting: dict[str, int] = {}
-        self._late: set[str] = set()
+        """Tickets of requests that are held back."""
+        self._wait_ms: dict[str, int] = {}
+        """How long their next BEGIN may wait."""
         self._live: dict[tuple[int, int], Lease] = {}
         self._check_every = check_every()
         self._begin_checks()
@@ -115,7 +115,7 @@ class Leases:
         self._begin_checks()
         self.lost = False
         self._waiting.clear()
-        self._late.clear()
+        self._wait_ms.clear()
 
     def _begin_checks(self) -> None:
         """No session of this daemon's was checked so far."""
@@ -174,26 +174,35 @@ class Leases:
         return 0
 
     def is_held_back(self, request: str) -> bool:
-        """Whether another lease computes what this request needs, as of the last notice."""
+        """Whether others compute or load what this request needs, as of the last notice."""
         ticket = self._waiting.get(request, 0)
-        notice = self.see(self._try, self.ring.notice, ticket) if ticket else None
-        if notice:
+        wait_ms = self.see(self._try, self.ring.notice, ticket) if ticket else None
+        if wait_ms is not None:
             del self._waiting[request]
-            if notice == NOTICE_DEADLINE:
-                self._late.add(request)
+            self._wait_ms[request] = wait_ms
         return request in self._waiting
+
+    def fetch(self, request: str, namespace: Namespace, keys: Any) -> None:
+        """Have a store load what the pool lacks of a prompt. If there is one, the request is held back
+        until the answer has come: only then begin() finds announced what is loaded."""
+        ticket = self.see(self._try, self._fetch, namespace, keys)
+        if ticket:
+            self._waiting[request] = ticket
+
+    def _fetch(self, namespace: Namespace, keys: Any) -> int:
+        return self.ring.fetch(namespace._id, keys)
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
               reuse: bool = True) -> Optional[Lease]:
         """A lease for `positions`, the first len(keys) of which have keys. None: not now, because
-        there is no room, or because its prefix is being computed (is_held_back()).
+        there is no room, or because its prefix is being computed or loaded (is_held_back()).
 
         reuse: False computes all of it, into pages of its own.
         """
         self.reap()
         if self.lost:
             return None
-        wait_ms = WAIT_MS if len(keys) and request not in self._late else 0
+        wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0
         for more in (DECODE_POSITIONS, 0):
             answer = self.see(self._try, self._begin, namespace, keys,
                               positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms)
@@ -206,7 +215,7 @@ class Leases:
             if begun.ticket:
                 self._waiting[request] = begun.ticket
             return None
-        self._late.discard(request)
+        self._wait_ms.pop(request, None)
         lease = Lease(begun.reusable)
         lease.number = begun.lease
         lease.pages = array("I", begun.pages)
@@ -365,7 +374,7 @@ class Leases:
         ticket = self._waiting.pop(request, 0)
         if ticket and not self.follows:
             self.ring.give_up(ticket)
-        self._late.discard(request)
+        self._wait_ms.pop(request, None)
 
     def _try(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         """Its result; None: the daemon is gone, or it was refused, which is logged."""

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
-from .._socket import socket_of
+from .._socket import fetch_wait, socket_of
 from . import _refusals
 from ._leases import Lease, Leases, Reading
 
@@ -118,14 +118,15 @@ def everyone(mine: Any) -> list[Any]:
 def _session(**options: Any) -> Client:
     """The session of an engine: that of its rank 0, whose group the others join with its token."""
     group = ranks()
+    asking = {**options, **_store()}
     if group.world_size == 1:
-        return connect(socket(), label="sglang", **options)
+        return connect(socket(), label="sglang", **asking)
     rank: int = group.rank_in_group
     client, opened = None, None
     try:
         if rank == 0:
             path = socket()
-            client = connect(path, label="sglang", mirror=True, **options)
+            client = connect(path, label="sglang", mirror=True, **asking)
             opened = path, client.group(group.world_size)
     finally:
         opened = group.broadcast_object(opened)  # the others wait for it, after a failure, too
@@ -135,12 +136,20 @@ def _session(**options: Any) -> Client:
     return client or connect(path, label=f"sglang rank {rank}", group=token, rank=rank, **options)
 
 
-def socket() -> Optional[str]:
-    """The daemon's socket, whose name may have this rank's device."""
+def socket(which: str = "socket") -> Optional[str]:
+    """The daemon's socket, or the store's, whose name may have this rank's device."""
     from sglang.srt.runtime_context import get_server_args
     on_device = get_server_args().device == "cuda"
     try:
-        return socket_of(None, torch.cuda.current_device() if on_device else None)
+        return socket_of(None, torch.cuda.current_device() if on_device else None, which=which)
+    except ValueError as error:
+        raise _refusals.Refused(str(error)) from None
+
+
+def _store() -> dict[str, Any]:
+    """What connect() needs to know of the store."""
+    try:
+        return {"store": socket("store"), "fetch_wait": fetch_wait()}
     except ValueError as error:
         raise _refusals.Refused(str(error)) from None
 

@@ -46,6 +46,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": (
         "pre_model_load_memory",),
     "sglang.srt.managers.scheduler.Scheduler.run_batch": ("batch",),
+    "sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache": ("req",),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.__init__": (
         "size", "page_size", "dtype", "device", "kvcache", "need_sort"),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.create_prefill_budget": (

@@ -27,7 +27,7 @@ from .._name import Name
 from .._ring import Ring, Spaces
 from .._say import Say
 from .._seq import Fence
-from .._socket import socket_of
+from .._socket import fetch_wait, socket_of
 from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest
@@ -48,18 +48,19 @@ _CLOSE_S = 5.0
 _ALL = (1 << 64) - 1
 
 
-def socket(vllm_config: Any) -> Optional[str]:
-    """The daemon's socket, in all processes of an engine alike. {device}: that of its rank 0, which
-    vLLM chooses by the data-parallel rank within this host."""
-    given = vllm_config.kv_transfer_config.kv_connector_extra_config.get("socket")
+def socket(vllm_config: Any, which: str = "socket") -> Optional[str]:
+    """The daemon's socket, or the store's, in all processes of an engine alike. {device}: that of its
+    rank 0, which vLLM chooses by the data-parallel rank within this host."""
+    given = vllm_config.kv_transfer_config.kv_connector_extra_config.get(which)
     if given is not None and not isinstance(given, str):
-        refuse(f"the option socket is {given!r}: give a text, as \"/run/kvtrunk/default.sock\"")
+        example = "default.sock" if which == "socket" else "default.store"
+        refuse(f"the option {which} is {given!r}: give a text, as \"/run/kvtrunk/{example}\"")
     parallel, device = vllm_config.parallel_config, None
     if vllm_config.device_config.device_type == "cuda":
         rank = parallel.data_parallel_rank_local
         device = parallel.world_size * (parallel.data_parallel_index if rank is None else rank)
     try:
-        return socket_of(given, device, parallel.assigned_physical_gpu_ids)
+        return socket_of(given, device, parallel.assigned_physical_gpu_ids, which)
     except ValueError as error:
         refuse(str(error))
 
@@ -86,11 +87,12 @@ class Engine:
         self.engine_id: str = transfer.engine_id
         try:
             self._check_every = check_every(transfer.kv_connector_extra_config.get("check_every"))
+            self._fetch_wait = fetch_wait()
         except ValueError as error:
             refuse(str(error))
         self.say = Say(logger.warning)
         self.checks = Checks(self._check_every, self.say)
-        self._socket = socket(vllm_config)
+        self._socket, self._store = socket(vllm_config), socket(vllm_config, "store")
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
@@ -141,7 +143,8 @@ class Engine:
         client = connect(
             self._socket, label=self._label, any_geometry=True, sq_entries=min(entries, 1 << 12),
             cq_entries=min(2 * entries, 1 << 14),
-            keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0)
+            keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0,
+            store=self._store, fetch_wait=self._fetch_wait)
         return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say)
 
     def publish(self, vllm_config: Any) -> None:

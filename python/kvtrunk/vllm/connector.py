@@ -253,9 +253,14 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvtrunk: %d of %d layers have windows of %d tokens, and keep all tokens",
                         sum(map(bool, windows)), len(windows), max(windows))
 
+    def on_new_request(self, request: Any) -> None:
+        """A request is queued."""
+        assert self._manager is not None
+        self._manager.arrived(request)
+
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:
-        """None: not now. Other engines compute a part of the same prompt."""
+        """None: not now. Others compute or load a part of the same prompt."""
         assert self._manager is not None
         return (None if self._manager.held_back(request) else 0), False
 

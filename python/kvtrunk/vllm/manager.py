@@ -25,7 +25,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
 from .._check import Finding, report
 from .._errors import ConnectionLost, Error, Stale
-from .._ring import NOTICE_DEADLINE, Lease
+from .._ring import WAIT_MS, Lease
 from .._seq import Fence
 from ._engine import STEP_WORD, Engine
 from ._hybrid import Point, Sides
@@ -33,8 +33,6 @@ from ._keys import Keys
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
-WAIT_MS = 30_000
-"""How long a request is held back at most for what another engine computes of it."""
 RETRY_S = 0.002
 """How long a request that found no space is left alone."""
 _USAGE_S = 0.1
@@ -61,8 +59,8 @@ class State:
     """A request's hold on the pool."""
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
-                 "known", "commits", "ticket", "retry", "wait", "shared", "keys", "check", "own",
-                 "computed", "ended", "redo", "drafted", "point")
+                 "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
+                 "check", "own", "computed", "ended", "redo", "drafted", "point")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -82,15 +80,19 @@ class State:
         """Positions whose keys the daemon has."""
         self.commits: list[int] = []
         """Tickets of its commits."""
+        self.asked = False
+        """Whether a store was asked for it, if there is one."""
         self.ticket = 0
         """Above 0: held back until this notice."""
         self.retry = 0.0
         """No space: not to try before this time."""
-        self.wait = True
-        """Whether to wait for other engines."""
+        self.wait_ms = WAIT_MS
+        """How long to wait for what others compute or load."""
         self.shared = True
         """Whether its pages may be published."""
         self.keys: Optional[Keys] = None
+        self.prompt: Optional[array[int]] = None
+        """Keys of all its tokens, until it begins."""
         self.check: Optional[Check] = None
         """The check that its commits wait for."""
         self.own: Optional[int] = None
@@ -144,13 +146,49 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     # ---- admission
 
+    def arrived(self, request: Any) -> None:
+        """vLLM queues a request: let a store load its prompt meanwhile."""
+        state = self._state(request)
+        # Adapters are loaded between steps, at admission.
+        if self.engine.is_lost or request.lora_request is not None:
+            return
+        try:
+            self._fetch(state)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+
+    def _fetch(self, state: State) -> None:
+        """Ask a store for what the pool lacks, once. If there is one, hold the request back until the
+        answer has come: only then BEGIN finds announced what it loads."""
+        if state.asked:
+            return
+        state.asked = True
+        namespace = self._namespace(state)
+        if namespace is not None and self.prefix_cache_lookup_enabled(state.request):
+            assert state.keys is not None
+            state.ticket = self.engine.ring.fetch(namespace, self._prompt(state),
+                                                  state.keys.root())
+
+    def _namespace(self, state: State) -> Optional[int]:
+        """That of its keys. None: it shares nothing."""
+        if state.keys is None or not state.keys.still():
+            state.keys = Keys(state.request, self.page_size, self._behind)
+            state.prompt = None
+        return self.engine.namespace(state.request) if state.keys.name_kv else None
+
+    def _prompt(self, state: State) -> array[int]:
+        """Keys of all its tokens."""
+        n = state.request.num_tokens - self._behind
+        if state.prompt is None or len(state.prompt) != n:
+            assert state.keys is not None
+            state.prompt = state.keys.of(0, n)
+        return state.prompt
+
     def _begin(self, state: State) -> None:
         """Begin, or note why not: `ticket` or `retry`."""
         request, engine = state.request, self.engine
         engine.ring.announce(True)
-        if state.keys is None or not state.keys.still():
-            state.keys = Keys(request, self.page_size, self._behind)
-        namespace = engine.namespace(request) if state.keys.name_kv else None
+        namespace = self._namespace(state)
         known = request.num_tokens
         # One page for the first generated tokens saves a round trip soon.
         extra = min(self.page_size, request.max_tokens)
@@ -162,15 +200,17 @@ class KvtrunkKVCacheManager(KVCacheManager):
         else:
             miss = not self.prefix_cache_lookup_enabled(request)
             behind = self._behind
+            assert state.keys is not None
             begun = engine.ring.begin(
-                namespace, state.keys.of(0, known - behind), extra + behind, force_miss=miss,
-                wait_ms=WAIT_MS if state.wait else 0, root_key=state.keys.root(), full=behind > 0)
+                namespace, self._prompt(state), extra + behind, force_miss=miss,
+                wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0)
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
                 state.retry = time.monotonic() + RETRY_S
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
+        state.prompt = None
         state.known = known - self._behind if state.shared else 0
         state.committed = begun.reusable // self.page_size
         if self.sides is not None:
@@ -206,12 +246,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
                     return False
                 self.step = self.awaited = 0  # as the new session's fence word
                 state.session = self.engine.session
+            self._fetch(state)
             if state.ticket:
-                notice = self.engine.ring.notice(state.ticket)
-                if notice == 0:
+                wait_ms = self.engine.ring.notice(state.ticket)
+                if wait_ms is None:
                     return False
-                state.ticket = 0
-                state.wait = notice != NOTICE_DEADLINE
+                state.ticket, state.wait_ms = 0, wait_ms
             if time.monotonic() < state.retry:
                 return False
             self._begin(state)
@@ -238,8 +278,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.sides.junction(state.point, request))
 
     def held_back(self, request: Any) -> bool:
-        """True: the scheduler shall look at other requests, this one waits for another engine or
-        for the daemon."""
+        """True: the scheduler shall look at other requests, this one waits for another engine, a
+        store, or the daemon."""
         state = self.states.get(request.request_id)
         return state is not None and state.lease is None and (
             state.ticket > 0 or self.engine.is_lost)
@@ -337,6 +377,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._end(state, self.fence())
         fresh = State(state.request, self.engine.session)
         self.states[state.request.request_id] = fresh
+        fresh.asked = True
         fresh.retry = time.monotonic() + RETRY_S
 
     # ---- publishing
@@ -628,6 +669,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             elif state.ticket:
                 self.engine.ring.give_up(state.ticket)
                 state.ticket = 0
+            state.asked = False  # under its name from now on
         self.engine.leave_spaces()
 
     def reset_prefix_cache(self) -> bool:

@@ -107,8 +107,6 @@ class Scheduler:
 
     def run(self, asked):
         """Of the steps that admitted requests, and of the others: a pair of clocks() for each."""
-        from vllm.v1.outputs import ModelRunnerOutput
-
         scheduler, steps = self.theirs, ([], [])
         for request in asked:
             scheduler.add_request(self.request(*request))
@@ -116,18 +114,24 @@ class Scheduler:
             begin = clocks()
             step = scheduler.schedule()
             scheduled = clocks()
-            names = list(step.num_scheduled_tokens)
-            output = ModelRunnerOutput(
-                names, {name: i for i, name in enumerate(names)},
-                [[7] if scheduler.requests[name].num_computed_tokens >=
-                 scheduler.requests[name].num_prompt_tokens else [] for name in names])
-            self.reused += sum(new.num_computed_tokens for new in step.scheduled_new_reqs)
-            computed = clocks()
-            scheduler.update_from_output(step, output)
-            if names:
-                steps[0 if step.scheduled_new_reqs else 1].append(
-                    clocks() - computed + scheduled - begin)
+            spent = self.finish(step) + scheduled - begin
+            if step.num_scheduled_tokens:
+                steps[0 if step.scheduled_new_reqs else 1].append(spent)
         return steps
+
+    def finish(self, step):
+        """Answer a step. Returns what the scheduler took for it, by clocks()."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        requests, names = self.theirs.requests, list(step.num_scheduled_tokens)
+        output = ModelRunnerOutput(
+            names, {name: i for i, name in enumerate(names)},
+            [[7] if name in requests and requests[name].num_computed_tokens >=
+             requests[name].num_prompt_tokens else [] for name in names])
+        self.reused += sum(new.num_computed_tokens for new in step.scheduled_new_reqs)
+        computed = clocks()
+        self.theirs.update_from_output(step, output)
+        return clocks() - computed
 
 
 def requests(round_):

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kvtstored beside a daemon, for tests: it runs in a block, and answers what it counts."""
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+
+HEAD = struct.Struct("<IHHIiQ")
+STATUS = 4
+
+
+class Store:
+    """One that runs."""
+
+    def __init__(self, daemon, ram, *options):
+        program = os.path.join(os.environ["KVTRUNK_BIN"], "kvtstored")
+        self.path = f"{daemon.socket}.store"
+        self.process = subprocess.Popen(
+            [program, f"--socket={daemon.socket}", f"--ram-bytes={ram}", *options],
+            stderr=subprocess.PIPE, text=True)
+        self.hear("serving")
+        shown = json.loads(daemon.kvtctl("--json", "store", "status"))
+        self._names = [name for name, value in shown.items() if isinstance(value, int)]
+
+    def hear(self, text):
+        """Wait until it says this."""
+        for line in self.process.stderr:
+            if text in line:
+                return
+        raise AssertionError(f"the store ended and did not say {text!r}")
+
+    def counts(self):
+        """As `kvtctl store status`, but so fast that it sees loads."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(self.path)
+            magic, _, version, *_ = HEAD.unpack_from(peer.recv(4096))
+            peer.send(HEAD.pack(magic, STATUS, version, HEAD.size, 0, 0))
+            counts = peer.recv(4096)[HEAD.size:]
+            return dict(zip(self._names, memoryview(counts).cast("Q"), strict=True))
+
+    def settled(self, pages):
+        """Wait until it has so many pages at least, and nothing is copied or loaded."""
+        while True:
+            counts = self.counts()
+            if counts["pages"] >= pages and not counts["queued_pages"] and not counts["open_loads"]:
+                return counts
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def end(self):
+        """End it, stopped or not. Returns its exit status."""
+        self.signal(signal.SIGCONT)
+        self.process.terminate()
+        self.process.stderr.close()
+        return self.process.wait()
+
+
+@contextlib.contextmanager
+def running(daemon, ram="1M", *options):
+    """A store that ends well, unless it was killed."""
+    store = Store(daemon, ram, *options)
+    try:
+        yield store
+    finally:
+        assert store.end() in (0, -signal.SIGKILL)
