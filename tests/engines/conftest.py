@@ -7,7 +7,7 @@ import model
 import pytest
 
 pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "routed", "router",
-                              "sharing")
+                              "sharing", "storing")
 
 
 def pytest_collection_modifyitems(items):
