@@ -6,25 +6,50 @@
  * A kept session continues under the daemon's successor, which has another feed: open it, take a
  * snapshot. A flood of records is taken a part at a time: until all were taken, anchors may be
  * unknown and a copy stays open.
+ *
+ * What was cached before a RESET must not come back. CLEARED tells of it, or, where records were
+ * lost, another epoch: then `reset` is set, and main.c drops all pages.
  */
 #include <errno.h>
 
+#include "libclient/state.h"
+#include "shm/atomic.h"
 #include "store/store.h"
 
 #define FOLLOW_KEYS (64u << 10) /* of records, at once: about a millisecond of hashing */
 
-/* Open the feed. What is cached comes as its first records. */
+static uint64_t epoch_of(const struct kvt_store *store)
+{
+	return kvt_load_acquire(&store->client->arena.header->epoch);
+}
+
+/* Have what is cached come as the next records. */
+static int take_snapshot(struct kvt_store *store)
+{
+	uint64_t epoch;
+	int rc;
+
+	kvt_known_forget(&store->known);
+	do { /* a RESET meanwhile may be in the snapshot or behind it */
+		epoch = epoch_of(store);
+		rc = kvt_feed_snapshot(store->feed);
+	} while (rc == 0 && epoch != epoch_of(store));
+	if (rc != 0)
+		return rc;
+	store->reset |= store->epoch && store->epoch != epoch;
+	store->epoch = epoch;
+	return 0;
+}
+
+/* Open the feed. */
 static int subscribe(struct kvt_store *store)
 {
 	int rc;
 
 	kvt_feed_close(store->feed);
 	store->feed = NULL;
-	kvt_known_forget(&store->known);
 	rc = kvt_feed_open(store->client, &store->feed);
-	if (rc == 0)
-		rc = kvt_feed_snapshot(store->feed);
-	return rc;
+	return rc == 0 ? take_snapshot(store) : rc;
 }
 
 /* The work of a record, in keys that take as long to hash. */
@@ -47,9 +72,12 @@ static int take_some(struct kvt_store *store)
 			rc = kvt_known_take(&store->known, &record);
 			keys += keys_of(store, &record);
 			n++;
+			if (record.type == KVT_FEED_CLEARED) {
+				store->reset = true;
+				store->epoch = record.epoch;
+			}
 		} else if (rc == -EOVERFLOW) {
-			kvt_known_forget(&store->known);
-			rc = kvt_feed_snapshot(store->feed);
+			rc = take_snapshot(store);
 		}
 		if (rc != 0)
 			return rc;
@@ -100,7 +128,7 @@ bool kvt_store_copy(struct kvt_store *store)
 	uint64_t bytes = 0;
 
 	/* `current`: all records since the last copy were taken. */
-	while (store->current && bytes < KVT_STORE_TURN_BYTES) {
+	while (store->current && !store->reset && bytes < KVT_STORE_TURN_BYTES) {
 		end_copy(store, true);
 		if (!kvt_copy_begin(&store->tier, &store->known, &store->slabs, &store->copy))
 			break;

@@ -102,7 +102,7 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 {
 	struct kvt_chain chain;
 
-	if (!chain_of_anchor(store, ask, &chain))
+	if (store->reset || !chain_of_anchor(store, ask, &chain))
 		return false;
 	kvt_chain_next(&chain, keys, store->known.info.page_size, &chain);
 	return kvt_tier_has(&store->tier, &chain);
@@ -113,8 +113,9 @@ static uint32_t changes_of(const struct kvt_store *store, uint32_t page)
 	return kvt_known_name(&store->known, page) ? store->known.pages[page].changes : 0;
 }
 
-/* Check that a BEGIN is behind the anchor and that no other lease computes its pages. The lease
- * locks the anchor: if it did not change until now, its name was that of the keys in front. */
+/* Check that a BEGIN is behind the anchor, that no other lease computes its pages, and that no
+ * RESET came before it. The lease locks the anchor: if it did not change until now, its name was
+ * that of the keys in front. */
 static bool begun_well(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		       const struct kvt_result *begun, uint32_t n_positions, uint32_t changes)
 {
@@ -123,10 +124,10 @@ static bool begun_well(struct kvt_store *store, const struct kvt_store_fetch *as
 	if (begun->announced > 0 || begun->reusable >= n_positions ||
 	    begun->reusable < ask->positions || begun->n_pages < anchor_at)
 		return false;
-	if (anchor_at == 0)
-		return true;
-	return begun->pages[anchor_at - 1] == ask->anchor && kvt_store_follow(store) >= 0 &&
-	       store->current && changes_of(store, ask->anchor) == changes;
+	if (kvt_store_follow(store) < 0 || !store->current || store->reset)
+		return false;
+	return anchor_at == 0 || (begun->pages[anchor_at - 1] == ask->anchor &&
+				  changes_of(store, ask->anchor) == changes);
 }
 
 /* Announce n pages behind the anchor. */

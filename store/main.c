@@ -231,6 +231,11 @@ static int follow(struct kvt_store *store)
 {
 	int rc = kvt_store_follow(store);
 
+	if (store->reset) {
+		fprintf(stderr, "kvtstored: the cache was reset: %u pages are dropped\n",
+			store->tier.index.n_found);
+		kvt_store_drop(store);
+	}
 	if (rc >= 0)
 		return rc;
 	if (rc == -ETIMEDOUT || rc == -EOVERFLOW)

@@ -130,6 +130,8 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
+	if (memcmp(store->instance, info->instance, sizeof(store->instance)) != 0)
+		store->epoch = 0;
 	memcpy(store->instance, info->instance, sizeof(store->instance));
 	rc = check_daemon(info, why);
 	if (rc == 0)
@@ -166,4 +168,5 @@ void kvt_store_drop(struct kvt_store *store)
 	kvt_loads_end(store);
 	kvt_tier_clear(&store->tier);
 	kvt_file_clear(store->file);
+	store->reset = false;
 }

@@ -454,6 +454,60 @@ TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
 	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
 }
 
+TEST_WITH(what_was_reset_is_not_loaded, start, stop)
+{
+	uint32_t keys[N], others[N];
+
+	kvt_test_keys(keys, N, 20);
+	kvt_test_keys(others, N, 21);
+	keep(keys);
+	kvt_test_equal(kvt_reset(worker), 0);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
+	kvt_test_check(kvt_test_store_await(&store, "the cache was reset"));
+	keep(others);
+	kvt_test_equal(kvt_test_store_status(&peer).pages, N / PAGE);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, others, N), N);
+	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, others, N), N - PAGE);
+}
+
+static int start_with_short_feed(void **state)
+{
+	return start_with("feed_bytes = 64K\n", "1M");
+}
+
+TEST_WITH(a_reset_whose_record_was_lost_is_not_loaded, start_with_short_feed, stop)
+{
+	uint32_t keys[N], others[N];
+
+	kvt_test_keys(keys, N, 22);
+	keep(keys);
+	kvt_client_close(worker, KVT_IDLE);
+	connect_with(-1);
+	kvt_test_freeze(store.pid);
+	kvt_test_equal(kvt_reset(worker), 0);
+	for (uint32_t i = 0; i < 40; i++) { /* 4 KiB of keys each */
+		kvt_test_keys(others, N, 23 + i);
+		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, others, N), 0);
+	}
+	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
+	kvt_test_check(kvt_test_store_await(&store, "the cache was reset"));
+}
+
+TEST_WITH(a_load_ends_with_a_reset, start_big, stop)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 70);
+	keep(keys);
+	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	kvt_test_equal(kvt_reset(worker), 0);
+	kvt_test_store_settled(&peer, 0);
+	kvt_test_equal(kvt_test_matched(worker, space, keys, N), 0);
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), 0);
+}
+
 /* ---- through the library */
 
 static struct kvt_request begin_of(const uint32_t *keys, uint32_t n)
