@@ -36,6 +36,10 @@ static const struct {
 	[CHAOS_UPGRADE] = { "restart daemon", 8 },
 	[CHAOS_KILL_BOTH] = { "kill both", 6 },
 	[CHAOS_KILL_STARTING] = { "kill twice", 4 },
+	/* Drawn beside these, if there is a store. */
+	[CHAOS_KILL_STORE] = { "kill store", 0 },
+	[CHAOS_STOP_STORE] = { "stop store", 0 },
+	[CHAOS_CONTINUE_STORE] = { "continue store", 0 },
 };
 
 const char *chaos_action_name(enum chaos_action action)
@@ -310,6 +314,57 @@ void chaos_continue_all(struct chaos *chaos)
 	}
 }
 
+/* ---- the store */
+
+bool chaos_start_store(struct chaos *chaos)
+{
+	char program[4096], ram[48], least[48], why[512] = "";
+	const char *const flags[] = { ram, least, "--load-percent=50", NULL };
+
+	if (!chaos->options.store_pages)
+		return true;
+	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",
+		 (unsigned long long)chaos->options.store_pages * chaos->options.page_bytes);
+	snprintf(least, sizeof(least), "--min-positions=%u", chaos->options.page_size);
+	kvt_own_store_program(chaos->options.daemon, program, sizeof(program));
+	if (kvt_own_store_start(&chaos->store, program, chaos->daemon.socket_path, flags, -1, why,
+				sizeof(why)) == 0)
+		return true;
+	chaos_wrong(chaos, "the store: %s", why);
+	return false;
+}
+
+void chaos_end_store(struct chaos *chaos)
+{
+	struct kvt_store_status status;
+
+	if (chaos->store.pid <= 0)
+		return;
+	kill(chaos->store.pid, SIGCONT);
+	chaos->store_stopped = false;
+	if (kvt_own_store_status(&chaos->store, &status) != 0) {
+		chaos_wrong(chaos, "the store ended by itself");
+	} else {
+		chaos->stored.fetches += status.fetches;
+		chaos->stored.hits += status.hits;
+		chaos->stored.loaded_pages += status.loaded_pages;
+		chaos->stored.cut_loads += status.cut_loads;
+	}
+	kvt_own_store_stop(&chaos->store);
+}
+
+static bool kill_store(struct chaos *chaos)
+{
+	chaos_end_store(chaos);
+	return !*chaos->wrong && chaos_start_store(chaos);
+}
+
+static void stop_store(struct chaos *chaos, bool stop)
+{
+	kill(chaos->store.pid, stop ? SIGSTOP : SIGCONT);
+	chaos->store_stopped = stop;
+}
+
 /* ---- one of them */
 
 static bool act(struct chaos *chaos, enum chaos_action action)
@@ -337,6 +392,12 @@ static bool act(struct chaos *chaos, enum chaos_action action)
 		return kill_both(chaos);
 	case CHAOS_KILL_STARTING:
 		return kill_starting(chaos);
+	case CHAOS_KILL_STORE:
+		return kill_store(chaos);
+	case CHAOS_STOP_STORE:
+	case CHAOS_CONTINUE_STORE:
+		stop_store(chaos, action == CHAOS_STOP_STORE);
+		return true;
 	case CHAOS_ACTIONS:
 		break;
 	}
@@ -347,8 +408,12 @@ bool chaos_act(struct chaos *chaos)
 {
 	uint32_t drawn = chaos_draw(chaos, 100), action = 0;
 
-	while (drawn >= actions[action].weight)
-		drawn -= actions[action++].weight;
+	if (chaos->store.pid > 0 && chaos_draw(chaos, 4) == 0)
+		action = drawn < 30 ? CHAOS_KILL_STORE :
+			 chaos->store_stopped ? CHAOS_CONTINUE_STORE : CHAOS_STOP_STORE;
+	else
+		while (drawn >= actions[action].weight)
+			drawn -= actions[action++].weight;
 	chaos->done[action]++;
 	if (act(chaos, action) && !*chaos->wrong)
 		return true;

@@ -24,6 +24,9 @@ enum chaos_action {
 	CHAOS_UPGRADE,        /* an orderly restart under load */
 	CHAOS_KILL_BOTH,      /* the daemon, then workers before its successor starts */
 	CHAOS_KILL_STARTING,  /* the daemon, then its successor before it serves */
+	CHAOS_KILL_STORE,     /* another one starts with nothing */
+	CHAOS_STOP_STORE,     /* until one of the two others */
+	CHAOS_CONTINUE_STORE,
 	CHAOS_ACTIONS,
 };
 
@@ -38,6 +41,9 @@ double chaos_times_ms(struct chaos_times *times, double part);
 struct chaos {
 	struct kvt_replay_options options;
 	struct kvt_own_daemon daemon; /* its pid is the supervisor's */
+	struct kvt_own_store store;   /* pid 0: none */
+	bool store_stopped;
+	struct kvt_store_status stored; /* by all stores: fetches, hits, loaded_pages */
 	struct kvt_replay_crew crew;
 	struct kvt_trace *trace;
 	struct pulse *pulse;
@@ -63,6 +69,10 @@ void chaos_wrong(struct chaos *chaos, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /** Run one action, chosen by the seed. False: something is wrong. */
 bool chaos_act(struct chaos *chaos);
+/** Start the store, if there is to be one. False: it did not. */
+bool chaos_start_store(struct chaos *chaos);
+/** Add up what the store counted, and end it. */
+void chaos_end_store(struct chaos *chaos);
 /** Continue every stopped worker. */
 void chaos_continue_all(struct chaos *chaos);
 const char *chaos_action_name(enum chaos_action action);

@@ -30,13 +30,14 @@
 
 static const char usage_text[] =
 	"Usage: kvtlab chaos [--seconds N] [--seed S] [--workers N] [--pages N] [--sides LIST]\n"
-	"                    [--keep]\n"
+	"                    [--store N] [--keep]\n"
 	"Kills, stops and restarts workers and the daemon under load, and checks everything.\n\n"
 	"  --seconds N   how long (60)\n"
 	"  --seed S      repeat the choices of an earlier run (random)\n"
 	"  --workers N   worker processes (4)\n"
 	"  --pages N     pages of the pool (2048): small ones evict\n"
 	"  --sides LIST  the daemon's option sides (none): workers publish points\n"
+	"  --store N     a kvtstored with N pages of memory, killed and stopped like the rest\n"
 	"  --keep        keep the operation log, also after a good run\n\n"
 	"Exit status: 0 nothing was wrong, 1 something was, 2 usage.\n";
 
@@ -210,6 +211,12 @@ static void print(struct chaos *chaos)
 		       chaos_action_name(i));
 	printf("\nkilled          %llu workers, %llu daemons ended and were succeeded\n",
 	       (unsigned long long)chaos->killed_workers, (unsigned long long)chaos->restarts);
+	if (chaos->options.store_pages)
+		printf("store           %llu of %llu fetches answered, %llu pages loaded, %llu "
+		       "loads cut\n", (unsigned long long)chaos->stored.hits,
+		       (unsigned long long)chaos->stored.fetches,
+		       (unsigned long long)chaos->stored.loaded_pages,
+		       (unsigned long long)chaos->stored.cut_loads);
 	printf("reclaim         p50 %.2f ms, p99 %.2f ms, of %u\n",
 	       chaos_times_ms(&chaos->reclaim, 0.5), chaos_times_ms(&chaos->reclaim, 0.99),
 	       chaos->reclaim.n);
@@ -244,7 +251,7 @@ static bool start(struct chaos *chaos)
 	}
 	chaos->pulse = pulse_start(chaos->daemon.socket_path);
 	if (chaos->pulse)
-		return true;
+		return chaos_start_store(chaos);
 	chaos_wrong(chaos, "cannot start a process: %s", strerror(errno));
 	return false;
 }
@@ -268,6 +275,7 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 		{ "workers", required_argument, NULL, 'w' },
 		{ "pages", required_argument, NULL, 'p' },
 		{ "sides", required_argument, NULL, 'd' },
+		{ "store", required_argument, NULL, 't' },
 		{ "keep", no_argument, NULL, 'k' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
@@ -288,6 +296,9 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 			chaos->options.n_pages = (uint32_t)number("pages", optarg, 1024, 1u << 24);
 		else if (c == 'd')
 			chaos->options.sides = optarg;
+		else if (c == 't')
+			chaos->options.store_pages = (uint32_t)number("store", optarg, 1,
+								      1u << 24);
 		else if (c == 'k')
 			keep = true;
 		else {
@@ -307,7 +318,8 @@ int kvt_chaos_main(int argc, char **argv)
 	struct chaos chaos = { .options = {
 		.policy = "lru", .workers = 4, .n_pages = 2048, .page_size = 64, .page_bytes = 512,
 		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
-		.coalesce_ms = 2000, .sides = "", .points_every = 1024, .points_drop = true,
+		.coalesce_ms = 2000, .fetch_ms = 100, .sides = "", .points_every = 1024,
+		.points_drop = true,
 	} };
 	uint64_t seconds = 60;
 	bool keep;
@@ -326,6 +338,7 @@ int kvt_chaos_main(int argc, char **argv)
 			run_round(&chaos);
 			kvt_trace_free(chaos.trace);
 		}
+		chaos_end_store(&chaos);
 		if (!pulse_stop(chaos.pulse))
 			chaos_wrong(&chaos, "the client that only asks ended by itself");
 		if (chaos.pattern_errors)

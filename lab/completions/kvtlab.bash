@@ -28,7 +28,7 @@ _kvtlab() {
 			--seed --page-size --concurrency --pages --socket --namespace --svg --json
 			--quiet --help" ;;
 		verify) words="--json --help" ;;
-		chaos) words="--seconds --seed --workers --pages --keep --help" ;;
+		chaos) words="--seconds --seed --workers --pages --sides --store --keep --help" ;;
 		bench) words="attn restart --help" ;;
 		esac
 	fi

@@ -271,10 +271,8 @@ static void fetch(struct worker *worker, struct kvt_request *begin)
 	if (rc == 1)
 		while ((rc = kvt_fetch_poll(worker->client, &fetched)) == 0)
 			nanosleep(&pause, NULL);
-	if (rc < 0)
-		fail(worker, "fetch");
-	if (!fetched.positions)
-		return;
+	if (rc < 0 || !fetched.positions)
+		return; /* BEGIN tells if the daemon is gone */
 	patience_ms = 1000 + fetched.positions / 4;
 	begin->flags |= KVT_F_WAIT;
 	begin->ttl_ms = begin->ttl_ms > patience_ms ? begin->ttl_ms : patience_ms;
