@@ -12,7 +12,7 @@ from kvtrunk import testing
 
 @pytest.fixture(scope="module")
 def daemon():
-    with testing.daemon(**geometry()) as made:
+    with testing.daemon(**geometry(coalesce_threshold=0)) as made:  # it waits for whole loads
         yield made
 
 

@@ -20,9 +20,11 @@ WHOLE = (N - 1) // PAGE * PAGE
 @contextlib.contextmanager
 def beside_a_store(monkeypatch, ram="16M", wait_ms=60000, **options):
     """A daemon and a store. Engines that are made meanwhile use them."""
-    with testing.daemon(**geometry(**{"n_pages": PAGES, **options})) as daemon, \
+    options = {"n_pages": PAGES, "coalesce_threshold": 0, **options}  # it waits for whole loads
+    with testing.daemon(**geometry(**options)) as daemon, \
             stores.running(daemon, ram) as store:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")  # there is no worker
         monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", str(wait_ms))  # on a busy machine
         yield daemon, store
         expect_nothing_held(daemon)
