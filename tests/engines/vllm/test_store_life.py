@@ -190,9 +190,11 @@ def test_what_an_engine_forgot_is_not_loaded(folder, monkeypatch):
     with beside_a_store(monkeypatch) as (daemon, store), engines(folder, 2) as (a, b):
         for tokens in first, second:
             keep(daemon, store, a, tokens)
+        reused(b, prompt(3, PAGE))  # before: an engine that starts later has the new name
         a.theirs.reset_prefix_cache()
         assert reused(a, first) == 0
         assert reused(b, first) == WHOLE
         a.theirs.kv_cache_manager.engine.watch.version("other weights")
         assert reused(a, second) == 0
         assert reused(b, second) == WHOLE
+        assert store.counts()["loads"] == 2
