@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang engines, and the daemon whose pool they share."""
+import json
 import os
 import pathlib
 import shlex
@@ -38,6 +39,12 @@ def printed(folder, pool, n_ranks=1):
     options = dict(word[2:].split("=", 1) for word in daemon[1:] if "=" in word)
     return ({name.replace("-", "_"): value for name, value in options.items()},
             shlex.join(engine))
+
+
+def events(port, replay):
+    """Options of an engine that publishes KV events."""
+    return {"kv_events_config": json.dumps({
+        "publisher": "zmq", "endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{replay}"})}
 
 
 class Engine(engine.Engine):
