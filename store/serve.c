@@ -310,7 +310,8 @@ static uint32_t fetch(struct kvt_server *server, const struct kvt_peer *peer,
 	const uint32_t *keys = peer->keys + ask->keys_at;
 	uint32_t page_size = store->known.info.page_size;
 
-	if (!store->client || ask->n_keys < page_size)
+	/* The anchor may have been cached a moment ago. */
+	if (!store->client || ask->n_keys < page_size || kvt_store_follow(store) < 0)
 		return 0;
 	/* Most answers are no: copy what they need first. */
 	kvt_racy_copy(server->keys, keys, page_size);
