@@ -324,7 +324,7 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 		return 0;
 	rc = kvt_probe_root(client, begin->namespace_id, begin->root_key, begin->keys,
 			    begin->n_keys, &handle, &cached);
-	if (rc != 0)
+	if (rc < 0)
 		return rc == -EAGAIN ? 0 : rc;
 	missing = (begin->n_keys - cached) / client->info.page_size * client->info.page_size;
 	if (missing < end->min_positions || missing == 0 ||
