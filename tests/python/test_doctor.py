@@ -63,7 +63,7 @@ def test_a_daemon_that_is_not_there(tmp_path, examine):
 def test_a_socket_that_names_a_device(examine):
     wrong, _, said = examine("/nowhere/gpu{device}.sock")
     assert wrong == 1 and "WRONG the option socket is /nowhere/gpu{device}.sock, and" in said
-    assert "      write the name of the daemon's socket without {device}" in said
+    assert "      write the name of the socket without {device}" in said
     assert "/nowhere/gpu0.sock" in examine("/nowhere/gpu{device}.sock", "cuda")[2]
 
 
