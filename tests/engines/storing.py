@@ -92,8 +92,10 @@ def test_a_load_that_is_interrupted_costs_a_computation(daemon, engines, store, 
         seen = interrupt(store, b, number)
         answer = b.answer()[0]
         assert answer["tokens"] == tokens
-        if seen and answer["cached"] < whole(text):
+        # One that was killed is not there for another try.
+        if seen and (number == signal.SIGKILL or answer["cached"] < whole(text)):
             break
+        store.signal(signal.SIGCONT)
     else:
         raise AssertionError("no load was interrupted")
     assert time.monotonic() - begun < INTERRUPTED_S
