@@ -224,6 +224,8 @@ TEST_WITH(what_is_dropped_is_not_in_the_file_either, start, stop)
 	kvt_test_store_drop(&peer);
 	kvt_test_equal(kvt_test_store_status(&peer).file_pages, 0);
 	kvt_test_equal(serve_again(0, 1), 0);
+	while (kvt_test_store_status(&peer).pages < PAGES)
+		;
 	end_store(true);
 	start_store("16M");
 	evict_all();
