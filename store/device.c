@@ -12,6 +12,7 @@
 
 #include "kvt_cuda.h"
 #include "shm/assert.h"
+#include "store/why.h"
 
 struct place {
 	int handle;
@@ -31,9 +32,7 @@ struct kvt_device {
 
 static int fail(struct kvt_error *why, const char *what, const char *cure)
 {
-	why->code = -ENODEV;
-	snprintf(why->text, sizeof(why->text), "the pool is device memory: %s: %s", what, cure);
-	return -ENODEV;
+	return kvt_store_fail(why, -ENODEV, "the pool is device memory: %s: %s", what, cure);
 }
 
 /* Note the first failure. */

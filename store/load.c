@@ -13,11 +13,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kvtrunk_sequences.h"
 #include "kvtrunk_wire_store.h"
 #include "store/store.h"
+#include "tools/util.h"
 
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
 #define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
@@ -43,14 +43,6 @@ struct kvt_load {
 	uint32_t n_pages;
 	struct kvt_load_page pages[];
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 /* Find the leading pages of `keys` that there are, at most `most`, and pin those in memory. Returns
  * their number. */
@@ -321,7 +313,7 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 	load->at++;
 	store->loads.n_pages--;
 	store->loads.loaded++;
-	store->loads.last_ns = now_ns();
+	store->loads.last_ns = (uint64_t)kvt_tool_now_ns();
 	store->loads.last_computed = store->tier.computed;
 	return 0;
 }
@@ -331,7 +323,7 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size, n_pages;
 	const uint32_t *pages = kvt_seq_pages(load->seq, &n_pages);
-	uint64_t begun_ns = now_ns();
+	uint64_t begun_ns = (uint64_t)kvt_tool_now_ns();
 	bool wanted = load->at < n_pages && pages_left(load) > 0;
 	int there = wanted ? bring(store, load) : 0, rc = 0;
 
@@ -348,7 +340,8 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 	/* A mean over about eight pages. */
 	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;
 	load->waits_ns = 0;
-	store->loads.page_ns += (now_ns() - begun_ns) / 8 - store->loads.page_ns / 8;
+	store->loads.page_ns += ((uint64_t)kvt_tool_now_ns() - begun_ns) / 8 -
+				store->loads.page_ns / 8;
 	if (rc != 0 || there < 0 || pages_left(load) == 0)
 		end(store, load, true);
 	return true;

@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/keep/backoff.h"
 #include "store/remote.h"
+#include "tools/util.h"
 
 #define READS 32u /* of KVT_COMING_MOST: a helper that hangs leaves room for other tiers */
 #define KNOWN_SETS 8192u
@@ -74,14 +74,6 @@ struct kvt_remote {
 	uint32_t writes_at, n_writes;
 	struct kvt_remote_counts counts;
 };
-
-static uint64_t clock_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 static bool is_open(const struct kvt_remote *remote)
 {
@@ -434,7 +426,7 @@ bool kvt_remote_turn(struct kvt_remote *remote)
 
 	if (!remote)
 		return false;
-	remote->now_ns = clock_ns();
+	remote->now_ns = (uint64_t)kvt_tool_now_ns();
 	any = take_answers(remote);
 	if (remote->get_ns && remote->now_ns > remote->get_ns + KVT_REMOTE_LATE_NS &&
 	    remote->now_ns >= remote->closed_until_ns)

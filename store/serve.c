@@ -13,12 +13,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
 #include "shm/racy.h"
 #include "store/serve.h"
+#include "tools/util.h"
 
 #define BACKLOG 64
 #define PARKED_MOST 64u /* each has its keys */
@@ -38,14 +38,6 @@ struct kvt_parked {
 	uint64_t round, until_ns;
 	uint32_t keys[]; /* a private copy */
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 /* ---- the name */
 
@@ -359,7 +351,8 @@ static bool park(struct kvt_server *server, struct kvt_peer *peer,
 	if (!parked)
 		return false;
 	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask,
-				       .until_ns = now_ns() + store->options.remote.wait_ns };
+				       .until_ns = (uint64_t)kvt_tool_now_ns() +
+						   store->options.remote.wait_ns };
 	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
 	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
 	parked->round = kvt_remote_ask(store->remote, server->names, n);
@@ -379,7 +372,7 @@ static void answer_parked(struct kvt_server *server)
 {
 	struct kvt_parked **at = &server->parked;
 	struct kvt_store *store = server->store;
-	uint64_t now = now_ns();
+	uint64_t now = (uint64_t)kvt_tool_now_ns();
 
 	while (*at) {
 		struct kvt_parked *parked = *at;
@@ -403,7 +396,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	const struct kvt_loads *loads = &store->loads;
 	struct kvt_file_counts file = kvt_file_count(store->file);
 	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
-	uint64_t now = now_ns();
+	uint64_t now = (uint64_t)kvt_tool_now_ns();
 
 	return (struct kvt_store_status){
 		.connected = store->client != NULL,
