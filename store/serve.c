@@ -302,8 +302,7 @@ static uint32_t fetch(struct kvt_server *server, const struct kvt_peer *peer,
 	const uint32_t *keys = peer->keys + ask->keys_at;
 	uint32_t page_size = store->known.info.page_size;
 
-	/* The anchor may have been cached a moment ago. */
-	if (!store->client || ask->n_keys < page_size || kvt_store_follow(store) < 0)
+	if (!store->client || ask->n_keys < page_size)
 		return 0;
 	/* Most answers are no: copy what they need first. */
 	kvt_racy_copy(server->keys, keys, page_size);
@@ -478,7 +477,10 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 		answer_status(server, peer, &ask.head);
 	else if (bytes == sizeof(ask) && head_ok(&ask.head, KVT_STORE_FETCH, sizeof(ask)) &&
 		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at) {
-		if (!park(server, peer, &ask))
+		/* The anchor may have been cached a moment ago. */
+		if (server->store->client && kvt_store_follow(server->store) < 0)
+			answer_fetch(server, peer, &ask, 0);
+		else if (!park(server, peer, &ask))
 			answer_fetch(server, peer, &ask, fetch(server, peer, &ask));
 	} else {
 		drop(server, peer);
