@@ -384,19 +384,16 @@ static void fill(uint64_t who, uint32_t place, uint32_t n, uint32_t *ret_keys)
 static void block_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,
 		       uint32_t from, uint32_t to, uint32_t *ret_keys)
 {
-	const struct kvt_trace_run *run = &trace->runs[request->first_run];
-	uint32_t block = trace->block, start = 0;
+	uint32_t block = trace->block, run = request->first_run, start = 0;
 
 	for (uint32_t at = from; at < to;) {
 		uint32_t index = at / block, place = at % block, n = block - place, id;
 
-		while (index - start >= run->count) {
-			start += run->count;
-			run++;
-		}
+		while (index - start >= trace->runs[run].count)
+			start += trace->runs[run++].count;
 		if (n > to - at)
 			n = to - at;
-		id = run->first + (index - start);
+		id = trace->runs[run].first + (index - start);
 		if (trace->literal)
 			ret_keys[at - from] = id;
 		else
@@ -437,24 +434,25 @@ void kvt_trace_output_keys(const struct kvt_trace *trace, const struct kvt_trace
 static uint64_t common_ids(const struct kvt_trace *trace, const struct kvt_trace_request *a,
 			   const struct kvt_trace_request *b)
 {
-	const struct kvt_trace_run *x = &trace->runs[a->first_run], *y = &trace->runs[b->first_run];
 	uint32_t i = 0, j = 0, in_x = 0, in_y = 0;
 	uint64_t ids = 0;
 
 	while (i < a->n_runs && j < b->n_runs) {
-		uint32_t left_x = x[i].count - in_x, left_y = y[j].count - in_y;
+		const struct kvt_trace_run *x = &trace->runs[a->first_run + i];
+		const struct kvt_trace_run *y = &trace->runs[b->first_run + j];
+		uint32_t left_x = x->count - in_x, left_y = y->count - in_y;
 		uint32_t n = left_x < left_y ? left_x : left_y;
 
-		if (x[i].first + in_x != y[j].first + in_y)
+		if (x->first + in_x != y->first + in_y)
 			break;
 		ids += n;
 		in_x += n;
 		in_y += n;
-		if (in_x == x[i].count) {
+		if (in_x == x->count) {
 			i++;
 			in_x = 0;
 		}
-		if (in_y == y[j].count) {
+		if (in_y == y->count) {
 			j++;
 			in_y = 0;
 		}
