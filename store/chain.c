@@ -37,3 +37,15 @@ void kvt_chain_next(const struct kvt_chain *parent, const uint32_t *keys, uint32
 	kvt_sha256_add(&hash, keys, n_keys * sizeof(*keys));
 	kvt_sha256_finish(&hash, ret_page->digest);
 }
+
+void kvt_chain_side(const struct kvt_chain *main_page, uint32_t kind, struct kvt_chain *ret_side)
+{
+	uint8_t byte = (uint8_t)kind;
+	struct kvt_sha256 hash;
+
+	_Static_assert(KVT_MAX_SIDES <= UINT8_MAX, "a kind is a byte");
+	kvt_sha256_init(&hash);
+	kvt_sha256_add(&hash, &byte, sizeof(byte));
+	kvt_sha256_add(&hash, main_page->digest, sizeof(main_page->digest));
+	kvt_sha256_finish(&hash, ret_side->digest);
+}

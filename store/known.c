@@ -12,11 +12,12 @@ int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_
 	*known = (struct kvt_known){
 		.info = *info,
 		.pages = calloc(info->n_pages, sizeof(*known->pages)),
+		.sides = calloc((size_t)info->n_pages * info->n_sides + 1, sizeof(*known->sides)),
 		.queue = calloc(queue_pages, sizeof(*known->queue)),
 		.queue_pages = queue_pages,
 		.sweep_at = info->n_pages,
 	};
-	if (known->pages && known->queue)
+	if (known->pages && known->sides && known->queue)
 		return 0;
 	kvt_known_destroy(known);
 	return -ENOMEM;
@@ -25,6 +26,7 @@ int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_
 void kvt_known_destroy(struct kvt_known *known)
 {
 	free(known->pages);
+	free(known->sides);
 	free(known->digests);
 	free(known->queue);
 	*known = (struct kvt_known){ .pages = NULL };
@@ -40,6 +42,16 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 	if (page == 0 || page >= known->info.n_pages || !known->pages[page].cached)
 		return NULL;
 	return &known->pages[page].chain;
+}
+
+static uint32_t *sides_of(const struct kvt_known *known, uint32_t page)
+{
+	return known->sides + (size_t)page * known->info.n_sides;
+}
+
+uint32_t kvt_known_side(const struct kvt_known *known, uint32_t page, uint32_t kind)
+{
+	return kvt_known_name(known, page) ? sides_of(known, page)[kind] : 0;
 }
 
 static int learn_namespace(struct kvt_known *known, const struct kvt_feed_record *record)
@@ -61,10 +73,17 @@ static int learn_namespace(struct kvt_known *known, const struct kvt_feed_record
 	return 0;
 }
 
-static void lose(struct kvt_known_page *page)
+/* Note that a page changes. Its side pages hang on it no longer, and it on no main page. */
+static void lose(struct kvt_known *known, uint32_t page)
 {
-	page->cached = false;
-	page->changes++;
+	struct kvt_known_page *lost = &known->pages[page];
+
+	memset(sides_of(known, page), 0, known->info.n_sides * sizeof(*known->sides));
+	for (uint32_t kind = 0; lost->is_side && kind < known->info.n_sides; kind++)
+		if (sides_of(known, lost->parent)[kind] == page)
+			sides_of(known, lost->parent)[kind] = 0;
+	lost->cached = lost->is_side = lost->computed = false;
+	lost->changes++;
 }
 
 static void enqueue(struct kvt_known *known, uint32_t page)
@@ -132,7 +151,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 				       &chain);
 		if (!page)
 			return; /* what is behind it has no name */
-		page->changes++;
+		lose(known, record->pages[i]);
 		page->parent = parent;
 		parent = record->pages[i];
 		page->cached = named;
@@ -143,10 +162,28 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 	}
 }
 
+static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *record)
+{
+	for (uint32_t i = 0; i < record->n; i++) {
+		const struct kvt_feed_side *side = &record->sides[i];
+		const struct kvt_chain *name = kvt_known_name(known, side->page);
+		struct kvt_known_page *page = page_at(known, side->side);
+
+		if (!page || !name || side->kind >= known->info.n_sides)
+			continue;
+		lose(known, side->side);
+		page->parent = side->page;
+		page->cached = page->is_side = true;
+		kvt_chain_side(name, side->kind, &page->chain);
+		sides_of(known, side->page)[side->kind] = side->side;
+		enqueue(known, side->side);
+	}
+}
+
 void kvt_known_forget(struct kvt_known *known)
 {
 	for (uint32_t i = 0; i < known->info.n_pages; i++)
-		lose(&known->pages[i]);
+		lose(known, i);
 }
 
 int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record)
@@ -160,12 +197,15 @@ int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record
 	case KVT_FEED_REMOVED:
 		for (uint32_t i = 0; i < record->n; i++)
 			if (page_at(known, record->pages[i]))
-				lose(page_at(known, record->pages[i]));
+				lose(known, record->pages[i]);
+		return 0;
+	case KVT_FEED_SIDE:
+		learn_sides(known, record);
 		return 0;
 	case KVT_FEED_CLEARED:
 		kvt_known_forget(known);
 		return 0;
-	default: /* SIDE: pools with sides are refused; USED */
+	default: /* USED */
 		return 0;
 	}
 }

@@ -12,6 +12,9 @@
  * The queue is bounded and in the order of the feed. When it is full, new pages are not queued but
  * counted. Once it is empty, a sweep over all pages finds those that are still cached. So a store
  * that starts beside a warm pool copies all of it, however short its queue is.
+ *
+ * A side page is a page with a name of its own, and is copied like others. Its `parent` is the main
+ * page that it hangs on, and `sides` names it there as long as both are cached.
  */
 
 #include <stdbool.h>
@@ -22,9 +25,10 @@
 
 struct kvt_known_page {
 	struct kvt_chain chain; /* its name, if `cached` */
-	uint32_t parent; /* page in front of it, 0: a root page */
+	uint32_t parent; /* page in front of it, 0: a root page; of a side page: its main page */
 	uint32_t changes;
 	bool cached;
+	bool is_side;
 	bool computed; /* by a client, and not counted yet */
 };
 
@@ -36,6 +40,7 @@ struct kvt_queued {
 struct kvt_known {
 	struct kvt_info info;
 	struct kvt_known_page *pages;
+	uint32_t *sides; /* of each page info.n_sides side pages, 0: none */
 	uint64_t (*digests)[2]; /* of namespaces, by number */
 	uint32_t n_digests;
 	struct kvt_queued *queue;
@@ -60,5 +65,7 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
+/** The side page of a kind of a main page, 0: none that is cached. */
+uint32_t kvt_known_side(const struct kvt_known *known, uint32_t page, uint32_t kind);
 
 #endif

@@ -198,16 +198,25 @@ static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *kn
 	return name ? kvt_index_find(&tier->index, name) : 0;
 }
 
+static void touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
+		  uint32_t behind)
+{
+	uint32_t entry = entry_of(tier, known, page);
+
+	if (!entry)
+		return;
+	kvt_index_touch(&tier->index, entry, behind);
+	tier->index.entries[entry].used = 1;
+}
+
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
 	/* A feed that lies could make a circle. */
 	for (uint32_t n = 0; n < known->info.n_pages && kvt_known_name(known, page); n++) {
-		uint32_t entry = entry_of(tier, known, page);
-
-		if (entry) {
-			kvt_index_touch(&tier->index, entry, 0);
-			tier->index.entries[entry].used = 1;
-		}
+		touch(tier, known, page, 0);
+		for (uint32_t kind = 0; kind < known->info.n_sides; kind++)
+			touch(tier, known, kvt_known_side(known, page, kind),
+			      entry_of(tier, known, page));
 		page = known->pages[page].parent;
 	}
 }
@@ -229,14 +238,22 @@ static void count_computed(struct kvt_tier *tier, struct kvt_known_page *page)
 	tier->recomputed += kvt_tier_has(tier, &page->chain);
 }
 
-/* Find the entry that a page is placed behind, and make its path young once for a run of pages. */
+/* Find the entry that a page is placed behind, and make its path young once for a run of pages. A
+ * side page comes with such a run. */
 static uint32_t place_of(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
 	uint32_t parent = known->pages[page].parent, entry = entry_of(tier, known, parent);
 
-	if (parent && (!entry || entry != tier->last))
+	if (parent && !known->pages[page].is_side && (!entry || entry != tier->last))
 		kvt_tier_touch(tier, known, parent);
 	return entry;
+}
+
+static void note_last(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
+		      uint32_t entry)
+{
+	if (!known->pages[page].is_side)
+		tier->last = entry;
 }
 
 /* ---- copies */
@@ -270,7 +287,7 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 		if (there && !swept) {
 			kvt_index_touch(&tier->index, there, copy.behind);
 			tier->index.entries[there].used = 1;
-			tier->last = there;
+			note_last(tier, known, copy.page, there);
 		}
 	}
 	if (!copy.page)
@@ -301,7 +318,7 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
 	/* The same prefix may have been stored and copied as another page meanwhile. */
 	if (good && !kvt_index_find(&tier->index, &copy->chain)) {
 		kvt_index_publish(&tier->index, copy->entry, &copy->chain, copy->behind);
-		tier->last = copy->entry;
+		note_last(tier, known, copy->page, copy->entry);
 		tier->copied++;
 		return true;
 	}

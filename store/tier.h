@@ -42,7 +42,7 @@ struct kvt_tier {
 	int memory_fd;         /* of memory that a helper shares; -1: none does */
 	uint8_t *seals;        /* of records, for a helper; NULL: none */
 	uint64_t mapped_bytes; /* records and seals */
-	uint32_t last; /* entry that was copied or found last: its path is young */
+	uint32_t last; /* entry of the main page that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
 	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
@@ -79,7 +79,8 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page);
 /** Let a page that arrived from each tier below be found. Returns true if there was any. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
-/** Make a cached page and all in front of it the youngest, as far as they are here. */
+/** Make a cached page and all in front of it the youngest, as far as they are here, and the side
+ * pages of each. */
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
 
 /** Forget all pages without pins. */

@@ -31,6 +31,21 @@ TEST(pages_are_named_by_the_rule_of_sglang)
 	assert_hex(&first, "4ebfa8a1f3c34151");
 }
 
+TEST(side_pages_are_named_by_their_kind_and_main_page)
+{
+	struct kvt_chain main_pages[2], side, names[4];
+
+	kvt_chain_next(NULL, (const uint32_t[]){ 1, 2, 3, 4 }, 4, &main_pages[0]);
+	kvt_chain_next(&main_pages[0], (const uint32_t[]){ 5, 6, 7, 8 }, 4, &main_pages[1]);
+	kvt_chain_side(&main_pages[0], 1, &side);
+	assert_hex(&side, "3d8fcd040298778cebbf9c3607e23bc831b5a14be0c4d887d16889edc1f07b25");
+	for (uint32_t i = 0; i < 4; i++) {
+		kvt_chain_side(&main_pages[i / 2], i % 2, &names[i]);
+		for (uint32_t j = 0; j < i; j++)
+			assert_memory_not_equal(&names[i], &names[j], sizeof(names[i]));
+	}
+}
+
 TEST(all_that_pages_may_differ_in_is_in_the_root)
 {
 	const struct kvt_info plain = { .page_size = 16, .page_bytes = 1024, .n_slabs = 1,

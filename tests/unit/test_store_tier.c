@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of pages against a feed that is this test's: what is known, what is queued, and which
- * copies are good. */
+ * copies are good. Pages can have side pages of two kinds. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #define BYTES 32u
 
 static const struct kvt_info info = { .page_size = PS, .n_pages = PAGES, .page_bytes = BYTES,
-				      .n_slabs = 2, .fingerprint = "weights=a" };
+				      .n_slabs = 2, .fingerprint = "weights=a",
+				      .n_sides = 2, .side_pages = { 2, 1 } };
 static const uint64_t digest[2] = { 5, 6 };
 
 static struct kvt_known known;
@@ -46,6 +47,14 @@ static void change(uint32_t type, uint32_t page)
 					.pages = &page });
 }
 
+static void attach(uint32_t page, uint32_t kind, uint32_t side)
+{
+	for (uint32_t s = 0; s < 2 && side < PAGES; s++)
+		memset(memory[s] + side * BYTES, (int)(side * 4 + s), BYTES);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_SIDE, .n = 1,
+		.sides = &(struct kvt_feed_side){ page, kind, side } });
+}
+
 static int start(void **state)
 {
 	assert_int_equal(kvt_known_init(&known, &info, 8), 0);
@@ -68,18 +77,35 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The entry of the page whose keys run from `first` in blocks, `index` pages behind the root. */
-static uint32_t find(uint32_t first, uint32_t index)
+/* The name of the page whose keys run from `first` in blocks, `index` pages behind the root. */
+static void name_of(uint32_t first, uint32_t index, struct kvt_chain *ret_chain)
 {
-	struct kvt_chain chain;
 	uint32_t keys[PS];
 
-	kvt_chain_root(&info, digest, 0, &chain);
+	kvt_chain_root(&info, digest, 0, ret_chain);
 	for (uint32_t i = 0; i <= index; i++) {
 		for (uint32_t k = 0; k < PS; k++)
 			keys[k] = first + i * PS + k;
-		kvt_chain_next(&chain, keys, PS, &chain);
+		kvt_chain_next(ret_chain, keys, PS, ret_chain);
 	}
+}
+
+/* Its entry. */
+static uint32_t find(uint32_t first, uint32_t index)
+{
+	struct kvt_chain chain;
+
+	name_of(first, index, &chain);
+	return kvt_index_find(&tier.index, &chain);
+}
+
+/* The entry of a side page of that page. */
+static uint32_t find_side(uint32_t first, uint32_t index, uint32_t kind)
+{
+	struct kvt_chain chain;
+
+	name_of(first, index, &chain);
+	kvt_chain_side(&chain, kind, &chain);
 	return kvt_index_find(&tier.index, &chain);
 }
 
@@ -216,6 +242,70 @@ TEST_WITH(what_is_behind_an_unknown_page_is_not_known, start, stop)
 					.pages = (const uint32_t[]){ PAGES } });
 	assert_int_equal(kvt_known_take(&known, &(struct kvt_feed_record){
 		.type = KVT_FEED_NAMESPACE, .namespace_id = 1u << 24 }), -EPROTO);
+}
+
+TEST_WITH(side_pages_are_known_and_copied_by_their_main_page, start, stop)
+{
+	store_at(0, (const uint32_t[]){ 3, 4 }, 2, 100);
+	attach(4, 0, 8);
+	attach(4, 1, 9);
+	attach(4, 2, 10);  /* no such kind */
+	attach(7, 0, 11);  /* on no known page */
+	attach(4, 0, PAGES);
+	assert_int_equal(copy_all(), 4);
+	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 0)), 32);
+	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 1)), 36);
+	assert_int_equal(find_side(100, 0, 0), 0);
+	assert_int_equal(kvt_known_side(&known, 4, 0), 8);
+	assert_int_equal(kvt_known_side(&known, 4, 1), 9);
+	assert_int_equal(kvt_known_side(&known, 3, 0), 0);
+	assert_int_equal(kvt_known_side(&known, PAGES, 0), 0);
+	assert_int_equal(tier.computed, 0); /* of a snapshot, and not main pages */
+}
+
+TEST_WITH(side_pages_are_known_as_long_as_they_and_their_main_page_are_cached, start, stop)
+{
+	struct kvt_copy copy;
+
+	store_at(0, (const uint32_t[]){ 3, 4 }, 2, 100);
+	attach(3, 0, 7);
+	attach(4, 0, 8);
+	attach(4, 1, 9);
+	assert_int_equal(copy_all(), 5);
+	change(KVT_FEED_REMOVED, 9); /* dropped */
+	assert_int_equal(kvt_known_side(&known, 4, 1), 0);
+	assert_int_equal(kvt_known_side(&known, 4, 0), 8);
+	attach(4, 1, 9); /* the same page, with other bytes */
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy)); /* it has that name */
+	change(KVT_FEED_REMOVED, 4);
+	assert_int_equal(kvt_known_side(&known, 4, 0), 0);
+	store_at(3, (const uint32_t[]){ 4 }, 1, 104); /* the main page's number again */
+	assert_int_equal(kvt_known_side(&known, 4, 0), 0);
+	attach(4, 0, 10);
+	change(KVT_FEED_REMOVED, 8); /* told late: not that of the new page */
+	assert_int_equal(kvt_known_side(&known, 4, 0), 10);
+	store_at(4, (const uint32_t[]){ 7 }, 1, 108); /* a side page's number as a main page */
+	assert_int_equal(kvt_known_side(&known, 3, 0), 0);
+	assert_false(known.pages[7].is_side);
+	kvt_known_forget(&known);
+	assert_int_equal(kvt_known_side(&known, 4, 0), 0);
+	assert_null(kvt_known_name(&known, 10));
+}
+
+TEST_WITH(a_side_page_leaves_before_its_main_page_and_is_young_with_it, start, stop)
+{
+	store_at(0, (const uint32_t[]){ 1, 2 }, 2, 100);
+	attach(2, 0, 3);
+	store_at(0, (const uint32_t[]){ 4, 5 }, 2, 200);
+	assert_int_equal(copy_all(), 5);
+	kvt_tier_touch(&tier, &known, 2);
+	store_at(0, (const uint32_t[]){ 6, 7 }, 2, 300); /* takes the places of the other path */
+	assert_int_equal(copy_all(), 2);
+	assert_true(find(100, 0) && find(100, 1) && find_side(100, 1, 0));
+	assert_true(!find(200, 0) && !find(200, 1));
+	store_at(0, (const uint32_t[]){ 8 }, 1, 400);
+	assert_int_equal(copy_all(), 1);
+	assert_true(find(100, 1) && !find_side(100, 1, 0));
 }
 
 TEST_WITH(what_found_the_queue_full_is_copied_once_it_is_empty, start, stop)
