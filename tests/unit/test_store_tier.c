@@ -49,8 +49,8 @@ static void change(uint32_t type, uint32_t page)
 
 static void attach(uint32_t page, uint32_t kind, uint32_t side)
 {
-	for (uint32_t s = 0; s < 2 && side < PAGES; s++)
-		memset(memory[s] + side * BYTES, (int)(side * 4 + s), BYTES);
+	for (uint32_t half = 0; half < 2 && side < PAGES; half++)
+		memset(memory[0] + (half * PAGES + side) * BYTES / 2, (int)side, BYTES / 2);
 	take(&(struct kvt_feed_record){ .type = KVT_FEED_SIDE, .n = 1,
 		.sides = &(struct kvt_feed_side){ page, kind, side } });
 }
@@ -253,8 +253,8 @@ TEST_WITH(side_pages_are_known_and_copied_by_their_main_page, start, stop)
 	attach(7, 0, 11);  /* on no known page */
 	attach(4, 0, PAGES);
 	assert_int_equal(copy_all(), 4);
-	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 0)), 32);
-	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 1)), 36);
+	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 0)), 8);
+	assert_int_equal(*kvt_tier_record(&tier, find_side(100, 1, 1)), 9);
 	assert_int_equal(find_side(100, 0, 0), 0);
 	assert_int_equal(kvt_known_side(&known, 4, 0), 8);
 	assert_int_equal(kvt_known_side(&known, 4, 1), 9);
