@@ -40,6 +40,8 @@ struct kvt_file_head {
 	uint64_t checkpoint_pages;
 	uint64_t next_write; /* at the checkpoint */
 	uint64_t first_write; /* what was written before was dropped */
+	uint64_t instance[2]; /* of the last daemon; 0: there was none */
+	uint64_t epoch;       /* of that daemon's cache, when the pages still counted */
 	uint32_t checkpoint_crc;
 	uint32_t reserved;
 };
@@ -79,8 +81,12 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 /** Write what the memory holds, and a checkpoint, then close. `*stop`: end early. NULL: nothing is
  * done. */
 void kvt_file_close(struct kvt_file *file, const volatile int *stop);
-/** Forget all pages, also those that a start would find. NULL: nothing is done. */
-void kvt_file_clear(struct kvt_file *file);
+/** Note whose cache the pages count for from now on. Returns its epoch when they last did: if it is
+ * not `epoch`, there was a RESET that no store saw. NULL: nothing is done. */
+uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);
+/** Forget all pages, also those that a start would find: what follows is of `epoch`. NULL: nothing
+ * is done. */
+void kvt_file_clear(struct kvt_file *file, uint64_t epoch);
 /** NULL: all 0. */
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file);
 

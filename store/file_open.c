@@ -492,7 +492,18 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	kvt_progress_end(&line);
 }
 
-void kvt_file_clear(struct kvt_file *file)
+uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
+{
+	if (!file || memcmp(file->head.instance, instance, sizeof(file->head.instance)) == 0)
+		return file ? file->head.epoch : epoch;
+	memcpy(file->head.instance, instance, sizeof(file->head.instance));
+	file->head.epoch = epoch;
+	if (!file->off)
+		write_head(file);
+	return epoch;
+}
+
+void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 {
 	uint32_t oldest;
 
@@ -502,6 +513,7 @@ void kvt_file_clear(struct kvt_file *file)
 	while ((oldest = file->slots.oldest) != 0)
 		kvt_index_drop(&file->slots, oldest);
 	file->head.first_write = file->next_write;
+	file->head.epoch = epoch;
 	if (!file->off)
 		write_head(file);
 }

@@ -7,8 +7,8 @@
  * snapshot. A flood of records is taken a part at a time: until all were taken, anchors may be
  * unknown and a copy stays open.
  *
- * What was cached before a RESET must not come back. CLEARED tells of it, or, where records were
- * lost, another epoch: then `reset` is set, and main.c drops all pages.
+ * What was cached before a RESET must not come back. CLEARED tells of it, or, where no store took
+ * that record, another epoch: then `reset` is set, and main.c drops all pages.
  */
 #include <errno.h>
 
@@ -36,7 +36,7 @@ static int take_snapshot(struct kvt_store *store)
 	} while (rc == 0 && epoch != epoch_of(store));
 	if (rc != 0)
 		return rc;
-	store->reset |= store->epoch && store->epoch != epoch;
+	store->reset |= store->epoch != epoch;
 	store->epoch = epoch;
 	return 0;
 }

@@ -207,6 +207,17 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	return bench ? kvt_store_bench(&options->file) : -1;
 }
 
+/* Drop all pages if the cache was reset. */
+static void drop_reset(struct kvt_store *store)
+{
+	if (!store->reset)
+		return;
+	fprintf(stderr, "kvtstored: the cache was reset: %u pages of memory and %llu of a file are "
+		"dropped\n", store->tier.index.n_found,
+		(unsigned long long)kvt_file_count(store->file).pages);
+	kvt_store_drop(store);
+}
+
 /* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */
 static int reconnect(struct kvt_server *server)
 {
@@ -219,6 +230,7 @@ static int reconnect(struct kvt_server *server)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	if (rc != 0)
 		return rc;
+	drop_reset(store);
 	fprintf(stderr, "kvtstored: connected again; %u pages are kept\n",
 		store->tier.index.n_found);
 	if (memcmp(before, store->instance, sizeof(before)) != 0)
@@ -231,11 +243,7 @@ static int follow(struct kvt_store *store)
 {
 	int rc = kvt_store_follow(store);
 
-	if (store->reset) {
-		fprintf(stderr, "kvtstored: the cache was reset: %u pages are dropped\n",
-			store->tier.index.n_found);
-		kvt_store_drop(store);
-	}
+	drop_reset(store);
 	if (rc >= 0)
 		return rc;
 	if (rc == -ETIMEDOUT || rc == -EOVERFLOW)
@@ -341,6 +349,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 		status = KVT_EXIT_CONNECT;
 	} else {
+		drop_reset(&store);
 		say_serving(&store, path);
 		status = serve_until_stopped(&server);
 		kvt_server_close(&server);

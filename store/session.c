@@ -130,14 +130,15 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
-	if (memcmp(store->instance, info->instance, sizeof(store->instance)) != 0)
-		store->epoch = 0;
-	memcpy(store->instance, info->instance, sizeof(store->instance));
 	rc = check_daemon(info, why);
 	if (rc == 0)
 		rc = map_pool(store, why);
 	if (rc == 0)
 		rc = make_tiers(store, why);
+	if (rc == 0 && memcmp(store->instance, info->instance, sizeof(store->instance)) != 0) {
+		store->epoch = kvt_file_bind(store->file, info->instance, info->epoch);
+		memcpy(store->instance, info->instance, sizeof(store->instance));
+	}
 	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
 	if (rc == 0 && kvt_store_follow(store) < 0)
@@ -167,6 +168,6 @@ void kvt_store_drop(struct kvt_store *store)
 {
 	kvt_loads_end(store);
 	kvt_tier_clear(&store->tier);
-	kvt_file_clear(store->file);
+	kvt_file_clear(store->file, store->epoch);
 	store->reset = false;
 }

@@ -52,7 +52,7 @@ struct kvt_store {
 	struct kvt_feed *feed;
 	bool current; /* all records that the feed had were taken */
 	bool reset;   /* there was a RESET: all pages are to be dropped */
-	uint64_t epoch; /* of the pages, 0: of no instance yet */
+	uint64_t epoch; /* of the pages */
 	uint64_t instance[2]; /* that of the last session */
 	struct kvt_device *device; /* NULL: the pool was never on a device */
 	uint64_t started_ns;

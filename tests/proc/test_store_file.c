@@ -233,6 +233,26 @@ TEST_WITH(what_is_dropped_is_not_in_the_file_either, start, stop)
 	kvt_test_equal(serve_again(0, 2), PAGES - 1);
 }
 
+TEST_WITH(a_reset_while_no_store_runs_reaches_the_file, start, stop)
+{
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		for (uint32_t i = 0; i < PROMPTS; i++)
+			kvt_test_keys(keys[i], N, 1000 + orderly * PROMPTS + i);
+		keep(PROMPTS);
+		end_store(orderly);
+		connect_worker();
+		kvt_test_equal(kvt_reset(worker), 0);
+		kvt_client_close(worker, KVT_IDLE);
+		start_store("16M");
+		kvt_test_equal(kvt_test_store_status(&peer).file_pages, 0);
+		kvt_test_equal(serve_again(0, PROMPTS), 0);
+	}
+	settled(PROMPTS * PAGES);
+	end_store(true);
+	start_store("16M"); /* after that reset */
+	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+}
+
 TEST_WITH(kvtctl_tells_what_is_in_the_file, start, stop)
 {
 	char command[900];

@@ -378,7 +378,7 @@ TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 		store_pages(1, 5);
 		put(6);
 		leave(&entry); /* it is being written */
-		kvt_file_clear(file);
+		kvt_file_clear(file, 1);
 		settle();
 		for (uint32_t i = 1; i <= 6; i++)
 			assert_false(comes_back(i));
@@ -388,6 +388,25 @@ TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 		for (uint32_t i = 1; i <= 7; i++)
 			assert_int_equal(comes_back(i), i == 7);
 	}
+}
+
+TEST_WITH(a_start_tells_the_epoch_that_its_pages_are_of, start, stop)
+{
+	static const uint64_t one[2] = { 1, 2 }, other[2] = { 1, 3 };
+
+	assert_int_equal(kvt_file_bind(NULL, one, 5), 5);
+	assert_int_equal(kvt_file_bind(file, one, 5), 5);
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(kvt_file_bind(file, one, 6), 5);
+	close_file(false); /* before what is of 5 is dropped */
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(kvt_file_bind(file, one, 7), 5);
+	kvt_file_clear(file, 7);
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(kvt_file_bind(file, one, 8), 7);
+	assert_int_equal(kvt_file_bind(file, other, 1), 1);
 }
 
 TEST_WITH(a_size_can_be_changed, start, stop)
