@@ -148,7 +148,7 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page)
 		kvt_index_drop(&tier->index, entry);
 		return rc;
 	}
-	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry };
+	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry, false };
 	tier->begun++;
 	return 0;
 }
@@ -164,7 +164,7 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 	came = tier->coming[i];
 	tier->coming[i] = tier->coming[--tier->n_coming];
 	/* It may have been copied from the pool meanwhile. */
-	if (good && !kvt_index_find(&tier->index, &came.page)) {
+	if (good && !came.stale && !kvt_index_find(&tier->index, &came.page)) {
 		kvt_index_publish(&tier->index, entry, &came.page, 0);
 		tier->index.entries[entry].used = 1;
 	} else {
@@ -225,6 +225,8 @@ void kvt_tier_clear(struct kvt_tier *tier)
 {
 	while (tier->index.oldest)
 		kvt_index_drop(&tier->index, tier->index.oldest);
+	for (uint32_t i = 0; i < tier->n_coming; i++)
+		tier->coming[i].stale = true;
 	tier->last = 0;
 }
 

@@ -32,6 +32,7 @@
 struct kvt_coming {
 	struct kvt_chain page;
 	uint32_t entry;
+	bool stale; /* all pages were forgotten meanwhile */
 };
 
 struct kvt_tier {
@@ -83,7 +84,7 @@ bool kvt_tier_arrivals(struct kvt_tier *tier);
  * pages of each. */
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
 
-/** Forget all pages without pins. */
+/** Forget all pages without pins, and those on their way. */
 void kvt_tier_clear(struct kvt_tier *tier);
 
 /** Begin to copy the next queued page. False: there is none. */

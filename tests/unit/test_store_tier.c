@@ -453,6 +453,19 @@ TEST_WITH(a_read_that_fails_leaves_no_page, start_below, stop)
 	assert_int_equal(tier.n_coming, 0);
 }
 
+TEST_WITH(a_page_that_was_forgotten_while_it_was_read_is_not_found, start_below, stop)
+{
+	struct kvt_chain page = below_page(1);
+
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0);
+	kvt_tier_clear(&tier);
+	assert_true(kvt_tier_arrivals(&tier));
+	assert_int_equal(tier.index.n_found, 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page), 0); /* read again */
+	assert_true(kvt_tier_arrivals(&tier));
+	assert_int_equal(tier.index.n_found, 1);
+}
+
 TEST_WITH(reads_from_below_are_bounded, start_below, stop)
 {
 	struct kvt_chain pages[6];
