@@ -7,14 +7,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "store/device.h"
+#include "store/attach.h"
 #include "store/store.h"
 #include "store/why.h"
 #include "tools/progress.h"
 
-/* Deadline of each call. While a daemon is stopped or hangs, so do its clients: a FETCH that finds
- * the store waiting with them loses nothing, and three of those are the last for a second. */
-#define CALL_NS 1000000000ll
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -36,16 +33,6 @@ static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
 		return kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there "
 				      "is nothing to keep");
 	return 0;
-}
-
-/* Map the pool, where the driver shows it. */
-static int map_pool(struct kvt_store *store, struct kvt_error *why)
-{
-	bool on_device = kvt_client_info(store->client)->backend != KVT_POOL_HOST;
-
-	if (on_device && !store->device && kvt_device_open(&store->device, why) != 0)
-		return why->code;
-	return kvt_slabs_map(&store->slabs, store->client, on_device ? store->device : NULL, why);
 }
 
 /* Allocate all of the memory: a page that is not there later is a store that dies. */
@@ -115,24 +102,14 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
 	const struct kvt_info *info;
-	int rc;
+	int rc = kvt_attach(store->options.daemon_path, &store->client, &store->device,
+			    &store->slabs, why);
 
-	options.socket_path = store->options.daemon_path;
-	options.label = "kvtstored";
-	options.flags = KVT_ANY_GEOMETRY; /* it writes pages as it read them */
-	options.begin_wait_ns = -1;
-	options.connect_wait_ns = -1;
-	options.timeout_ns = CALL_NS;
-	options.store_path = "";
-	rc = kvt_client_connect(&store->client, &options, why);
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
 	rc = check_daemon(info, why);
-	if (rc == 0)
-		rc = map_pool(store, why);
 	if (rc == 0)
 		rc = make_tiers(store, why);
 	if (rc == 0 && memcmp(store->instance, info->instance, sizeof(store->instance)) != 0) {
