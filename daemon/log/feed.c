@@ -15,6 +15,9 @@
 _Static_assert(2 * KVT_FEED_ENTRY_MAX <= KVT_FEED_BYTES_LEAST, "the ring has room for two entries");
 _Static_assert(sizeof(struct kvt_feed_header) % KVT_FEED_ALIGN == 0, "entries are aligned");
 
+#define AHEAD_BYTES 2048u /* as many lines as a core waits for at a time, or somewhat more */
+#define COPY_WORDS 256u   /* at once: longer copies begin slowly (rep movsb) */
+
 static uint64_t ring_bytes(uint64_t wish)
 {
 	uint64_t bytes = KVT_FEED_BYTES_LEAST;
@@ -98,12 +101,30 @@ static struct kvt_feed_entry *put(struct kvt_feed_writer *writer, uint64_t seq,
 	return entry;
 }
 
+/** Copy the keys of n pages, those of neighbouring slots at once. */
+static void copy_keys(const struct kvt_feed_writer *writer, const uint32_t *in, uint32_t n,
+		      uint32_t *to)
+{
+	const struct kvt_page_record *pages = writer->view.pages;
+	uint32_t ps = writer->view.page_size, most = COPY_WORDS / ps;
+
+	for (uint32_t i = 0, run; i < n; i += run) {
+		size_t slot = pages[in[i]].slot;
+
+		for (run = 1; i + run < n && run < most; run++)
+			if (pages[in[i + run]].slot != slot + run)
+				break;
+		memcpy(to + (size_t)i * ps, writer->view.slot_keys + slot * ps,
+		       (size_t)run * ps * sizeof(*to));
+	}
+}
+
 /** Write the first pages of `in` that are of one path. Returns how many. */
 static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *in,
 			   uint32_t n_in)
 {
 	const struct kvt_page_record *pages = writer->view.pages, *first = &pages[in[0]];
-	uint32_t ps = writer->view.page_size, most = kvt_feed_most(KVT_FEED_STORED, ps), n = 1;
+	uint32_t most = kvt_feed_most(KVT_FEED_STORED, writer->view.page_size), n = 1;
 	struct kvt_feed_entry *entry;
 
 	while (n < n_in && n < most && pages[in[n]].slot != KVT_NONE &&
@@ -115,10 +136,7 @@ static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const u
 	if (first->parent == KVT_NONE)
 		kvt_core_page_root(writer->core, in[0], &entry->namespace_id, &entry->value[0]);
 	memcpy(entry->words, in, n * sizeof(*in));
-	/* One by one: long copies begin slowly (rep movsb). */
-	for (uint32_t i = 0; i < n; i++)
-		memcpy(entry->words + n + (size_t)i * ps,
-		       writer->view.slot_keys + (size_t)pages[in[i]].slot * ps, ps * sizeof(*in));
+	copy_keys(writer, in, n, entry->words + n);
 	return n;
 }
 
@@ -198,6 +216,11 @@ void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *cha
 		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
 			change->used;
 	/* Pairs with the reader's acquire: whole entries, and the pages as they are now. */
-	if (writer->header->tail != writer->end)
-		kvt_store_release(&writer->header->tail, writer->end);
+	if (writer->header->tail == writer->end)
+		return;
+	kvt_store_release(&writer->header->tail, writer->end);
+	/* A ring is larger than caches, and most of the feed's cost was the wait for what it
+	 * overwrites. Get what the next effect will. */
+	for (uint64_t at = writer->end; at < writer->end + AHEAD_BYTES; at += 64)
+		__builtin_prefetch(writer->ring + (at & (writer->ring_bytes - 1)), 1);
 }
