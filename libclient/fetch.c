@@ -281,6 +281,47 @@ static uint32_t last_page(const struct kvt_client *client, struct kvt_handle han
 	return slot < view->n_slots ? kvt_load_relaxed(&view->slot_pages[slot]) : 0;
 }
 
+/* True if a prefix continues behind a page that is cached: pages have no sides, or the last ones of
+ * the prefix have all that it needs. A hint: while the tree changes, it may be wrong. */
+static bool is_point(const struct kvt_client *client, uint32_t page)
+{
+	const struct kvt_arena_view *view = &client->arena;
+	const struct kvt_info *info = &client->info;
+
+	for (uint32_t i = 0, n = 1; n > 0 && page > 0 && page < view->n_pages; i++) {
+		n = 0;
+		for (uint32_t kind = 0; kind < info->n_sides; kind++) {
+			if (i >= info->side_pages[kind])
+				continue;
+			if (!kvt_arena_side(view, page, kind))
+				return false;
+			n++;
+		}
+		page = kvt_load_relaxed(&view->pages[page].parent);
+	}
+	return true;
+}
+
+/* Count the positions that a store could add to `cached` ones, in whole pages. Where pages have
+ * sides, a point at the end of the keys is of no use: the last position is computed. */
+static uint32_t missing_positions(const struct kvt_client *client, const struct kvt_request *begin,
+				  uint32_t cached)
+{
+	uint32_t page_size = client->info.page_size, n_keys = begin->n_keys;
+
+	n_keys -= client->info.n_sides > 0 && !(begin->flags & KVT_F_FULL);
+	return n_keys > cached ? (n_keys - cached) / page_size * page_size : 0;
+}
+
+/* The fewest missing positions that are worth asking for. Without a point where the cached ones
+ * end, far more cannot be reused. */
+static uint32_t least_positions(const struct kvt_client *client, const struct kvt_store_end *end,
+				struct kvt_handle handle)
+{
+	return is_point(client, handle.positions ? last_page(client, handle) : 0) ?
+		       end->min_positions : client->info.page_size;
+}
+
 /* Send the keys behind a handle, n of them. False: not sent. */
 static bool send_ask(struct kvt_client *client, struct kvt_store_end *end, struct ask *ask,
 		     const struct kvt_request *begin, struct kvt_handle handle, uint32_t n)
@@ -326,8 +367,8 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 			    begin->n_keys, &handle, &cached);
 	if (rc < 0)
 		return rc == -EAGAIN ? 0 : rc;
-	missing = (begin->n_keys - cached) / client->info.page_size * client->info.page_size;
-	if (missing < end->min_positions || missing == 0 ||
+	missing = missing_positions(client, begin, cached);
+	if (missing == 0 || missing < least_positions(client, end, handle) ||
 	    !kvt_area_take(&end->area, missing, &ask->extent))
 		return 0;
 	if (!send_ask(client, end, ask, begin, handle, missing)) {

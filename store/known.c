@@ -167,9 +167,12 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 	for (uint32_t i = 0; i < record->n; i++) {
 		const struct kvt_feed_side *side = &record->sides[i];
 		const struct kvt_chain *name = kvt_known_name(known, side->page);
-		struct kvt_known_page *page = page_at(known, side->side);
+		struct kvt_known_page *page;
 
-		if (!page || !name || side->kind >= known->info.n_sides)
+		if (!name || side->kind >= known->info.n_sides)
+			continue;
+		page = page_at(known, side->side);
+		if (!page)
 			continue;
 		lose(known, side->side);
 		page->parent = side->page;

@@ -9,6 +9,11 @@
  *
  * Pages of the tiers below are read ahead, in the order of loads. While the oldest load waits for
  * one, later loads continue.
+ *
+ * Where pages have side pages, a load ends at a point (point.h), and brings what the pool lacks of
+ * it. The last COMMIT seals the last main pages and attaches the side pages in one effect, and is
+ * long enough that BEGINs wait for it. So no client finds the main pages without the point. A BEGIN
+ * has private pages for cached ones behind the pool's last point: these twins go back at once.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,6 +21,8 @@
 
 #include "kvtrunk_sequences.h"
 #include "kvtrunk_wire_store.h"
+#include "shm/assert.h"
+#include "store/point.h"
 #include "store/store.h"
 #include "tools/util.h"
 
@@ -23,10 +30,14 @@
 #define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
 #define LATE_NS 1000000000ull /* a load ends that waits for a page so long */
 #define AHEAD_READS 2u       /* begun at a time: each may write a page that leaves the memory */
+#define AWAITED_POSITIONS 64u /* BEGINs do not wait for fewer: coalesce_threshold by default */
+#define POINT_PAGES 2048u     /* side pages of a point, at most: the daemon's limit of `sides` */
 
 struct kvt_load_page {
 	struct kvt_chain name;
 	uint32_t entry; /* pinned; 0: it is not in memory yet, or was copied */
+	uint32_t place; /* of a side page: KVT_SIDE_PLACE() on the path */
+	uint32_t to;    /* of a side page: the session's page for it, 0: it is the sequence's */
 };
 
 struct kvt_load {
@@ -35,19 +46,19 @@ struct kvt_load {
 	uint32_t namespace_id;
 	uint32_t anchor;    /* page in front of the first one, 0: none */
 	uint32_t first;     /* page of the path that pages[0] is for */
-	uint32_t at;        /* next page of the path */
-	uint32_t ahead;     /* pages of the path that are in memory or were asked for */
-	uint32_t committed; /* pages of the path */
+	uint32_t at;        /* next of pages[] */
+	uint32_t ahead;     /* of pages[]: those in memory or asked for */
+	uint32_t committed; /* of pages[] */
 	uint32_t behind;    /* entry of the page that was copied last */
 	uint64_t waits_ns;  /* since when for a page, 0: it does not wait */
+	uint32_t n_main;    /* pages of the path; side pages follow them */
 	uint32_t n_pages;
 	struct kvt_load_page pages[];
 };
 
-/* Find the leading pages of `keys` that there are, at most `most`, and pin those in memory. Returns
- * their number. */
-static uint32_t find_pages(struct kvt_store *store, struct kvt_chain chain, const uint32_t *keys,
-			   uint32_t most, struct kvt_load_page *ret_pages)
+/* Find the leading pages of `keys` that there are, at most `most`. Returns their number. */
+static uint32_t find_pages(const struct kvt_store *store, struct kvt_chain chain,
+			   const uint32_t *keys, uint32_t most, struct kvt_load_page *ret_pages)
 {
 	uint32_t page_size = store->known.info.page_size, n;
 
@@ -56,13 +67,24 @@ static uint32_t find_pages(struct kvt_store *store, struct kvt_chain chain, cons
 		if (!kvt_tier_has(&store->tier, &chain))
 			break;
 		ret_pages[n].name = chain;
-		ret_pages[n].entry = kvt_index_find(&store->tier.index, &chain);
-		if (ret_pages[n].entry) {
-			kvt_index_pin(&store->tier.index, ret_pages[n].entry);
-			store->tier.index.entries[ret_pages[n].entry].used = 1;
-		}
 	}
 	return n;
+}
+
+/* Pin the pages that are in memory. */
+static void pin(struct kvt_store *store, struct kvt_load *load)
+{
+	struct kvt_index *index = &store->tier.index;
+
+	for (uint32_t n = 0; n < load->n_pages; n++) {
+		uint32_t entry = kvt_index_find(index, &load->pages[n].name);
+
+		load->pages[n].entry = entry;
+		if (entry) {
+			kvt_index_pin(index, entry);
+			index->entries[entry].used = 1;
+		}
+	}
 }
 
 /* Unpin from the last page: then pages in front are younger than those behind them. */
@@ -100,33 +122,188 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 	return kvt_tier_has(&store->tier, &chain);
 }
 
+/* ---- points */
+
+/* A search of points from the last page of a path to the first. */
+struct search {
+	const struct kvt_store *store;
+	const struct kvt_load *load; /* NULL: what the pool has counts, and no more */
+	uint32_t at, page; /* pages in front of those of the load, and the last of these */
+};
+
+static struct search search_of(const struct kvt_store *store, const struct kvt_load *load,
+			       uint32_t first, uint32_t anchor)
+{
+	return (struct search){ .store = store, .load = load, .at = first, .page = anchor };
+}
+
+static bool tier_has_side(const struct kvt_store *store, const struct kvt_chain *name,
+			  uint32_t kind)
+{
+	struct kvt_chain side;
+
+	kvt_chain_side(name, kind, &side);
+	return kvt_tier_has(&store->tier, &side);
+}
+
+/* kvt_point_has */
+static bool has_side(void *context, uint32_t index, uint32_t kind)
+{
+	struct search *search = context;
+	const struct kvt_known *known = &search->store->known;
+
+	if (search->load && index >= search->load->first)
+		return tier_has_side(search->store,
+				     &search->load->pages[index - search->load->first].name, kind);
+	for (; search->at > index + 1 && kvt_known_name(known, search->page); search->at--)
+		search->page = known->pages[search->page].parent;
+	if (!kvt_known_name(known, search->page))
+		return false;
+	return kvt_known_side(known, search->page, kind) ||
+	       (search->load &&
+		tier_has_side(search->store, kvt_known_name(known, search->page), kind));
+}
+
+/* Shorten what was found, so that it ends at the last point. False: it is not worth loading. */
+static bool end_at_point(const struct kvt_store *store, struct kvt_load *load)
+{
+	const struct kvt_info *info = &store->known.info;
+	struct search pool = search_of(store, NULL, load->first, load->anchor);
+	struct search all = search_of(store, load, load->first, load->anchor);
+	uint32_t usable = load->first, end;
+
+	end = kvt_point_last(info, load->first + load->n_main, has_side, &all);
+	load->n_main = end > load->first ? end - load->first : 0;
+	if (info->n_sides) {
+		usable = kvt_point_last(info, load->first, has_side, &pool);
+		/* BEGIN needs pages for all from `usable` on, beside what it locks. */
+		if (load->n_main * info->page_size <= AWAITED_POSITIONS ||
+		    2ull * end - usable + kvt_point_pages(info) >= info->n_pages)
+			return false;
+	}
+	return load->n_main > 0 &&
+	       (uint64_t)(end - usable) * info->page_size >= store->options.min_positions;
+}
+
+/* The name of a page of the path: cached up to `cached`. NULL: it is not cached any more. */
+static const struct kvt_chain *name_at(const struct kvt_store *store, const struct kvt_load *load,
+				       const uint32_t *table, uint32_t cached, uint32_t index)
+{
+	if (index < cached)
+		return kvt_known_name(&store->known, table[index]);
+	return &load->pages[index - load->first].name;
+}
+
+/* Append the side pages that the pool lacks of the load's point. The sequence locks what it has.
+ * -ENOENT: the point is gone. */
+static int find_sides(const struct kvt_store *store, struct kvt_load *load)
+{
+	uint32_t n_table, end = load->first + load->n_main, cached = load->first + load->at;
+	const uint32_t *table = kvt_seq_pages(load->seq, &n_table);
+	const struct kvt_info *info = &store->known.info;
+
+	for (uint32_t kind = 0; kind < info->n_sides; kind++) {
+		for (uint32_t i = kvt_point_first(info, end, kind); i < end; i++) {
+			struct kvt_load_page *side = &load->pages[load->n_pages];
+			const struct kvt_chain *name = name_at(store, load, table, cached, i);
+
+			if (i < cached && kvt_known_side(&store->known, table[i], kind))
+				continue;
+			if (!name || !tier_has_side(store, name, kind))
+				return -ENOENT;
+			kvt_chain_side(name, kind, &side->name);
+			side->place = KVT_SIDE_PLACE(i, kind);
+			load->n_pages++;
+		}
+	}
+	return 0;
+}
+
+/* Get a page for each side page of a load. */
+static int allocate_sides(const struct kvt_store *store, struct kvt_load *load)
+{
+	uint32_t n = load->n_pages - load->n_main, pages[POINT_PAGES];
+	int rc;
+
+	KVT_ASSERT(n <= POINT_PAGES);
+	rc = n ? kvt_alloc(store->client, n, pages) : 0;
+	for (uint32_t i = 0; i < n && rc == 0; i++)
+		load->pages[load->n_main + i].to = pages[i];
+	return rc;
+}
+
+/* Give the side pages, which were copied, to the sequence: its next commit attaches them. */
+static void give_sides(struct kvt_load *load)
+{
+	for (uint32_t i = load->n_main; i < load->n_pages; i++) {
+		struct kvt_load_page *side = &load->pages[i];
+
+		if (kvt_seq_attach(load->seq, KVT_SIDE_INDEX(side->place),
+				   KVT_SIDE_KIND(side->place), side->to) == 0)
+			side->to = 0;
+	}
+}
+
+/* Free the pages for side pages that were not given. */
+static void free_sides(const struct kvt_store *store, const struct kvt_load *load)
+{
+	uint32_t n = 0, pages[POINT_PAGES];
+
+	for (uint32_t i = load->n_main; i < load->n_pages; i++)
+		if (load->pages[i].to)
+			pages[n++] = load->pages[i].to;
+	if (n)
+		kvt_free(store->client, pages, n, KVT_IDLE);
+}
+
+/* ---- the beginning */
+
 static uint32_t changes_of(const struct kvt_store *store, uint32_t page)
 {
 	return kvt_known_name(&store->known, page) ? store->known.pages[page].changes : 0;
 }
 
-/* Check that a BEGIN is behind the anchor, that no other lease computes its pages, and that no
- * RESET came before it. The lease locks the anchor: if it did not change until now, its name was
- * that of the keys in front. */
-static bool begun_well(struct kvt_store *store, const struct kvt_store_fetch *ask,
-		       const struct kvt_result *begun, uint32_t n_positions, uint32_t changes)
+/* Check that a sequence is behind the anchor, and that no RESET came before it. It locks the
+ * anchor: if that did not change until now, its name was that of the keys in front. */
+static bool is_behind_anchor(struct kvt_store *store, const struct kvt_store_fetch *ask,
+			     const struct kvt_load *load, uint32_t changes)
 {
-	uint32_t anchor_at = ask->positions / store->known.info.page_size;
+	uint32_t n_table;
+	const uint32_t *table = kvt_seq_pages(load->seq, &n_table);
 
-	if (begun->announced > 0 || begun->reusable >= n_positions ||
-	    begun->reusable < ask->positions || begun->n_pages < anchor_at)
+	if (kvt_store_follow(store) < 0 || !store->current || store->reset || n_table < load->first)
 		return false;
-	if (kvt_store_follow(store) < 0 || !store->current || store->reset)
-		return false;
-	return anchor_at == 0 || (begun->pages[anchor_at - 1] == ask->anchor &&
-				  changes_of(store, ask->anchor) == changes);
+	return load->first == 0 || (table[load->first - 1] == ask->anchor &&
+				    changes_of(store, ask->anchor) == changes);
 }
 
-/* Announce n pages behind the anchor. */
+/* Make sure that a sequence loads what was promised, and that no other lease computes it. -ESTALE:
+ * it does not. */
+static int check_begun(struct kvt_store *store, const struct kvt_store_fetch *ask,
+		       struct kvt_load *load, uint32_t changes)
+{
+	uint32_t page_size = store->known.info.page_size, matched = kvt_seq_matched(load->seq);
+	int rc = 0;
+
+	if (kvt_seq_announced(load->seq) > 0 || matched < ask->positions ||
+	    matched >= ask->positions + load->n_main * page_size)
+		return -ESTALE;
+	load->n_pages = load->n_main;
+	if (matched > kvt_seq_next(load->seq)) /* give back twins of what is cached */
+		rc = kvt_seq_commit(load->seq, matched, NULL, 0, KVT_IDLE, 0);
+	if (rc == 0 && !is_behind_anchor(store, ask, load, changes))
+		rc = -ESTALE;
+	load->at = load->ahead = load->committed = matched / page_size - load->first;
+	if (rc == 0)
+		rc = find_sides(store, load);
+	return rc == 0 ? allocate_sides(store, load) : rc;
+}
+
+/* Announce the pages behind the anchor. */
 static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		    const uint32_t *keys, struct kvt_load *load)
 {
-	uint32_t n_keys = load->n_pages * store->known.info.page_size;
+	uint32_t n_keys = load->n_main * store->known.info.page_size;
 	uint32_t n_positions = ask->positions + n_keys;
 	struct kvt_request begin = {
 		.op = KVT_OP_BEGIN,
@@ -138,7 +315,6 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 	};
 	uint32_t changes = changes_of(store, ask->anchor);
 	struct kvt_result begun;
-	bool good;
 	int rc = kvt_namespace_open(store->client, ask->namespace_digest, NULL,
 				    &load->namespace_id);
 
@@ -150,78 +326,112 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		kvt_namespace_close(store->client, load->namespace_id);
 		return rc;
 	}
-	good = begun_well(store, ask, &begun, n_positions, changes);
-	load->at = load->ahead = load->committed = begun.reusable / store->known.info.page_size;
 	rc = kvt_seq_adopt(store->client, &begun, n_positions, &load->seq);
 	if (rc != 0) {
 		kvt_result_release(store->client, &begun);
 		return rc; /* the lease is left to the end of the session: memory is short */
 	}
-	if (good)
+	rc = check_begun(store, ask, load, changes);
+	if (rc == 0)
 		return 0;
 	kvt_seq_end(load->seq, 0, NULL, 0, KVT_IDLE, 0);
 	kvt_namespace_close(store->client, load->namespace_id);
-	return -ESTALE;
+	return rc;
 }
 
 static uint32_t pages_left(const struct kvt_load *load)
 {
-	return load->first + load->n_pages - load->at;
+	return load->n_pages - load->at;
+}
+
+/* Append names of a page's side pages that no tier has. Returns how many names there are. */
+static uint32_t add_sides(const struct kvt_store *store, const struct kvt_chain *page,
+			  struct kvt_chain *names, uint32_t n, uint32_t most)
+{
+	for (uint32_t kind = 0; kind < store->known.info.n_sides && n < most; kind++) {
+		kvt_chain_side(page, kind, &names[n]);
+		n += !kvt_tier_has(&store->tier, &names[n]);
+	}
+	return n;
 }
 
 uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 			  const uint32_t *keys, struct kvt_chain *ret_names, uint32_t most)
 {
 	uint32_t page_size = store->known.info.page_size, n = 0;
-	struct kvt_chain chain;
+	struct kvt_chain before, chain;
+	bool missing = false;
 
 	if (!chain_of_anchor(store, ask, &chain))
 		return 0;
 	for (uint32_t i = 0; i < ask->n_keys / page_size && n < most; i++) {
+		before = chain;
 		kvt_chain_next(&chain, keys + (uint64_t)i * page_size, page_size, &chain);
-		if (n > 0 || !kvt_tier_has(&store->tier, &chain))
+		if (!missing && kvt_tier_has(&store->tier, &chain))
+			continue;
+		if (!missing && i > 0) /* a side page leaves before its main page */
+			n = add_sides(store, &before, ret_names, n, most);
+		missing = true;
+		if (n < most)
 			ret_names[n++] = chain;
+		n = add_sides(store, &chain, ret_names, n, most);
 	}
 	return n;
+}
+
+/* Room for main pages in all loads together. */
+static uint32_t room_of(const struct kvt_store *store)
+{
+	uint32_t room = store->loads.most_pages - store->loads.n_pages;
+	uint32_t sides = kvt_point_pages(&store->known.info);
+
+	return room > sides ? room - sides : 0;
 }
 
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
 			const uint32_t *keys)
 {
 	uint32_t page_size = store->known.info.page_size, most = ask->n_keys / page_size;
+	uint32_t sides = kvt_point_pages(&store->known.info);
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_chain chain;
 	struct kvt_load *load;
 
-	if (most > loads->most_pages - loads->n_pages)
-		most = loads->most_pages - loads->n_pages;
-	if ((uint64_t)most * page_size < store->options.min_positions ||
+	if (most > room_of(store))
+		most = room_of(store);
+	if ((!sides && (uint64_t)most * page_size < store->options.min_positions) ||
 	    !chain_of_anchor(store, ask, &chain))
 		return 0;
-	load = calloc(1, sizeof(*load) + most * sizeof(*load->pages));
+	load = calloc(1, sizeof(*load) + (most + sides) * sizeof(*load->pages));
 	if (!load)
 		return 0;
 	load->first = ask->positions / page_size;
 	load->anchor = ask->anchor;
-	load->n_pages = find_pages(store, chain, keys, most, load->pages);
-	if (load->n_pages == 0 ||
-	    (uint64_t)load->n_pages * page_size < store->options.min_positions ||
-	    announce(store, ask, keys, load) != 0) {
-		unpin(store, load);
+	load->n_main = find_pages(store, chain, keys, most, load->pages);
+	if (!end_at_point(store, load) || announce(store, ask, keys, load) != 0) {
 		free(load);
 		return 0;
 	}
+	pin(store, load);
 	*(loads->last ? &loads->last->next : &loads->first) = load;
 	loads->last = load;
 	loads->n_pages += pages_left(load);
 	loads->begun++;
-	return load->n_pages * page_size;
+	return load->n_main * page_size;
+}
+
+/* ---- its pages */
+
+static uint32_t main_pages_at(const struct kvt_load *load)
+{
+	return load->at < load->n_main ? load->at : load->n_main;
 }
 
 /* End a load. `seal`: with what was copied since its last commit. */
 static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 {
-	uint32_t n_positions = seal ? load->at * store->known.info.page_size : 0;
+	uint32_t pages = load->first + main_pages_at(load);
+	uint32_t n_positions = seal ? pages * store->known.info.page_size : 0;
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_load **at = &loads->first, *before = NULL;
 
@@ -233,7 +443,10 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 	loads->n_pages -= pages_left(load);
 	loads->ended++;
 	loads->cut += pages_left(load) > 0;
+	if (seal && pages_left(load) == 0)
+		give_sides(load);
 	kvt_seq_end(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
+	free_sides(store, load);
 	/* -EBUSY: another load is in it, and closes it. */
 	kvt_namespace_close(store->client, load->namespace_id);
 	unpin(store, load);
@@ -246,15 +459,16 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 static int commit(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t page_size = store->known.info.page_size, at;
-	int rc = kvt_seq_commit_async(load->seq, load->at * page_size, NULL, 0, KVT_IDLE, 0);
+	uint32_t n_positions = (load->first + load->at) * page_size;
+	int rc = kvt_seq_commit_async(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 
 	if (rc == -EAGAIN) /* the ring is full */
-		rc = kvt_seq_commit(load->seq, load->at * page_size, NULL, 0, KVT_IDLE, 0);
+		rc = kvt_seq_commit(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 	if (rc != 0)
 		return rc;
-	at = kvt_seq_next(load->seq) / page_size;
-	if (at > load->first + load->n_pages)
-		at = load->first + load->n_pages;
+	at = kvt_seq_next(load->seq) / page_size - load->first;
+	if (at > load->n_main)
+		at = load->n_main;
 	if (at > load->at) {
 		store->loads.n_pages -= at - load->at;
 		load->at = at;
@@ -266,14 +480,13 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 /* Have pages behind the next one read, as far as there is room. */
 static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 {
-	uint32_t end_at = load->first + load->n_pages;
 	uint64_t before = store->tier.begun;
 
 	if (load->ahead <= load->at)
 		load->ahead = load->at + 1;
-	for (; load->ahead < end_at && load->ahead - load->at < AHEAD_PAGES &&
+	for (; load->ahead < load->n_pages && load->ahead - load->at < AHEAD_PAGES &&
 	       store->tier.begun - before < AHEAD_READS; load->ahead++) {
-		const struct kvt_load_page *page = &load->pages[load->ahead - load->first];
+		const struct kvt_load_page *page = &load->pages[load->ahead];
 
 		if (!page->entry && kvt_tier_bring(&store->tier, &page->name) == -EAGAIN)
 			return;
@@ -284,7 +497,7 @@ static void read_ahead(struct kvt_store *store, struct kvt_load *load)
  * lost. */
 static int bring(struct kvt_store *store, struct kvt_load *load)
 {
-	struct kvt_load_page *page = &load->pages[load->at - load->first];
+	struct kvt_load_page *page = &load->pages[load->at];
 	int64_t entry = page->entry ? page->entry : kvt_tier_bring(&store->tier, &page->name);
 
 	if (entry == -ENOENT)
@@ -300,7 +513,7 @@ static int bring(struct kvt_store *store, struct kvt_load *load)
 /* Copy the next page, which is in memory, into the pool. -EIO. */
 static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
 {
-	struct kvt_load_page *page = &load->pages[load->at - load->first];
+	struct kvt_load_page *page = &load->pages[load->at];
 	int rc = kvt_slabs_write(&store->slabs, to_page,
 				 kvt_tier_record(&store->tier, page->entry));
 
@@ -318,13 +531,33 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 	return 0;
 }
 
+/* True if a COMMIT is due, before the last one. That one is as long where it brings a point. */
+static bool commit_due(const struct kvt_store *store, const struct kvt_load *load)
+{
+	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size;
+
+	chunk = chunk ? chunk : 1;
+	return load->at < load->n_main && load->at - load->committed >= chunk &&
+	       (store->known.info.n_sides == 0 || load->n_main - load->at >= chunk);
+}
+
+/* The pool's page that the next page is copied to. 0: there is none. */
+static uint32_t next_page(const struct kvt_load *load)
+{
+	uint32_t at = load->first + load->at, n_pages;
+	const uint32_t *pages = kvt_seq_pages(load->seq, &n_pages);
+
+	if (pages_left(load) > 0 && load->at >= load->n_main)
+		return load->pages[load->at].to;
+	return pages_left(load) > 0 && at < n_pages ? pages[at] : 0;
+}
+
 /* Copy a page of a load, or end it. False: its page is on the way. */
 static bool advance(struct kvt_store *store, struct kvt_load *load)
 {
-	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size, n_pages;
-	const uint32_t *pages = kvt_seq_pages(load->seq, &n_pages);
+	uint32_t to_page = next_page(load);
 	uint64_t begun_ns = (uint64_t)kvt_tool_now_ns();
-	bool wanted = load->at < n_pages && pages_left(load) > 0;
+	bool wanted = to_page != 0;
 	int there = wanted ? bring(store, load) : 0, rc = 0;
 
 	if (wanted && there == 0) {
@@ -333,9 +566,9 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 			return false;
 		there = -ETIMEDOUT;
 	}
-	if (there == 1 && copy(store, load, pages[load->at]) != 0)
+	if (there == 1 && copy(store, load, to_page) != 0)
 		return true; /* kvt_store_broken() */
-	if (pages_left(load) > 0 && load->at - load->committed >= (chunk ? chunk : 1))
+	if (commit_due(store, load))
 		rc = commit(store, load);
 	/* A mean over about eight pages. */
 	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;

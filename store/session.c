@@ -26,9 +26,6 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 /* 0, or why this store cannot serve the daemon. */
 static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
 {
-	if (info->n_sides)
-		return kvt_store_fail(why, -EINVAL, "the daemon has side pages (option sides): a "
-				      "store does not keep those of hybrid models");
 	if (info->disabled)
 		return kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there "
 				      "is nothing to keep");
