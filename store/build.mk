@@ -11,4 +11,4 @@ PROGRAMS += $(O)/kvtstored
 
 $(O)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
 		$(COMMIT_OBJ)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -luring -ldl
+	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -luring -ldl -lpthread

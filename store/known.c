@@ -13,7 +13,7 @@ int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_
 		.info = *info,
 		.pages = calloc(info->n_pages, sizeof(*known->pages)),
 		.sides = calloc((size_t)info->n_pages * info->n_sides + 1, sizeof(*known->sides)),
-		.queue = calloc(queue_pages, sizeof(*known->queue)),
+		.queue = calloc(queue_pages + 1ull, sizeof(*known->queue)),
 		.queue_pages = queue_pages,
 		.sweep_at = info->n_pages,
 	};
@@ -90,6 +90,8 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
+	if (!known->queue_pages)
+		return;
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;
 		known->sweep_at = 1;

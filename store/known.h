@@ -50,7 +50,7 @@ struct kvt_known {
 	uint64_t dropped; /* pages that found the queue full */
 };
 
-/** Know nothing yet. -ENOMEM. */
+/** Know nothing yet. queue_pages 0: no page is to be copied. -ENOMEM. */
 int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_t queue_pages);
 void kvt_known_destroy(struct kvt_known *known);
 

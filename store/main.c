@@ -5,9 +5,10 @@
  * kvtstored: keeps copies of what a kvtrunkd caches in memory of its own, and loads them back when
  * a client lacks them.
  *
- * One thread. A turn takes the feed and what tiers below the memory have read, serves peers, then
- * loads pages and copies pages, of each KVT_STORE_TURN_BYTES or one. So a FETCH waits for that at
- * most. Without work it sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms.
+ * One thread serves, and one reads each sibling. A turn takes the feed and what tiers below the
+ * memory have read, serves peers, then loads pages and copies pages, of each KVT_STORE_TURN_BYTES
+ * or one. So a FETCH waits for that at most. Without work it sleeps, and polls the feed: 1 ms after
+ * records came, doubling to 20 ms.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -48,7 +49,7 @@ static void on_signal(int number)
 static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH] [--ram-bytes SIZE] [--min-positions N]\n"
-		"                 [--queue-pages N] [--load-percent N]\n"
+		"                 [--queue-pages N] [--load-percent N] [--sibling PATH]...\n"
 		"                 [--file PATH --file-bytes SIZE [--file-admit used|all]\n"
 		"                 [--file-depth N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
@@ -60,6 +61,8 @@ static void usage(FILE *to)
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
+		"  --sibling PATH     load also what this kvtrunkd of the host caches, by its\n"
+		"                     socket. May be repeated\n"
 		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
 		"                     disk; they are there after a restart\n"
 		"  --file-bytes SIZE  its size. Allocated at start\n"
@@ -122,6 +125,11 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		       "1 to 1073741824";
 	case 'l':
 		return parse_count(text, 100, &options->load_percent) ? NULL : "1 to 100";
+	case 'i':
+		if (options->siblings.n == KVT_SIBLINGS_MOST)
+			return "15 of them";
+		options->siblings.paths[options->siblings.n++] = text;
+		return *text ? NULL : "a path";
 	case 'f':
 		options->file.path = text;
 		return *text ? NULL : "a path";
@@ -157,6 +165,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "min-positions", required_argument, NULL, 'm' },
 		{ "queue-pages", required_argument, NULL, 'q' },
 		{ "load-percent", required_argument, NULL, 'l' },
+		{ "sibling", required_argument, NULL, 'i' },
 		{ "file", required_argument, NULL, 'f' },
 		{ "file-bytes", required_argument, NULL, 'b' },
 		{ "file-admit", required_argument, NULL, 'a' },
@@ -361,6 +370,7 @@ int main(int argc, char **argv)
 	kvt_file_close(store.file, &hurry);
 	kvt_device_close(store.device);
 	kvt_remote_close(store.remote);
+	kvt_siblings_close(&store.siblings);
 	kvt_tier_destroy(&store.tier);
 	return status;
 }

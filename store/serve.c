@@ -395,6 +395,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	const struct kvt_loads *loads = &store->loads;
 	struct kvt_file_counts file = kvt_file_count(store->file);
 	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
+	struct kvt_siblings_counts siblings = kvt_siblings_count(&store->siblings);
 	uint64_t now = (uint64_t)kvt_tool_now_ns();
 
 	return (struct kvt_store_status){
@@ -421,6 +422,11 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.unloaded_ns = now - (loads->last_ns ? loads->last_ns : store->started_ns),
 		.unloaded_pages = tier->computed - loads->last_computed,
 		.coming_pages = tier->n_coming,
+		.siblings = store->siblings.n,
+		.siblings_ready = siblings.ready,
+		.sibling_pages = siblings.pages,
+		.sibling_read_pages = siblings.read,
+		.sibling_spoiled_pages = siblings.spoiled,
 		.file_bytes = file.bytes,
 		.file_room_pages = file.room_pages,
 		.file_pages = file.pages,

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "shm/atomic.h"
 #include "store/attach.h"
 #include "store/store.h"
 #include "store/why.h"
@@ -80,6 +81,9 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 				      (unsigned long long)(rc == -EINVAL ? record_bytes :
 							   options->ram_bytes));
 	rc = allocate(&store->tier, why);
+	if (rc == 0 && kvt_siblings_open(&store->siblings, &store->tier, &options->siblings,
+					 options->daemon_path, &store->layout) != 0)
+		rc = kvt_store_fail(why, -ENOMEM, "no memory for siblings");
 	if (rc == 0 && store->slabs.device)
 		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
 	if (rc == 0 && options->file.path)
@@ -93,6 +97,7 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 		return 0;
 	kvt_file_close(store->file, NULL);
 	store->file = NULL;
+	kvt_siblings_close(&store->siblings);
 	kvt_tier_destroy(&store->tier);
 	return rc;
 }
@@ -106,6 +111,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
+	kvt_store_relaxed(&store->layout, kvt_chain_layout(info));
 	rc = check_daemon(info, why);
 	if (rc == 0)
 		rc = make_tiers(store, why);
@@ -135,7 +141,9 @@ void kvt_store_disconnect(struct kvt_store *store)
 
 const char *kvt_store_broken(const struct kvt_store *store)
 {
-	return store->device ? kvt_device_failure(store->device) : NULL;
+	const char *failure = store->device ? kvt_device_failure(store->device) : NULL;
+
+	return failure ? failure : kvt_siblings_failure(&store->siblings);
 }
 
 void kvt_store_drop(struct kvt_store *store)
@@ -143,5 +151,6 @@ void kvt_store_drop(struct kvt_store *store)
 	kvt_loads_end(store);
 	kvt_tier_clear(&store->tier);
 	kvt_file_clear(store->file, store->epoch);
+	kvt_siblings_forget(&store->siblings);
 	store->reset = false;
 }

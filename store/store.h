@@ -5,7 +5,7 @@
 /**
  * @file store.h
  * kvtstored: one thread, a session in one instance, the tier that outlives it, and peers that
- * fetch.
+ * fetch. Another thread for each sibling (sibling.h).
  *
  * A load is what any worker does: BEGIN announces the pages before they are read, COMMIT seals
  * them, END lets go. So the daemon coalesces, times out and cleans up loads as it does computing.
@@ -18,6 +18,7 @@
 
 #include "store/file.h"
 #include "store/remote.h"
+#include "store/sibling.h"
 
 /** Bytes that a turn copies in each direction: at least a page. */
 #define KVT_STORE_TURN_BYTES (512ull << 10)
@@ -30,6 +31,7 @@ struct kvt_store_options {
 	uint64_t ram_bytes;
 	struct kvt_file_options file;
 	struct kvt_remote_options remote;
+	struct kvt_siblings_options siblings;
 	uint32_t min_positions;
 	uint32_t queue_pages;
 	uint32_t load_percent; /* of the pool's pages, in all loads together */
@@ -57,10 +59,12 @@ struct kvt_store {
 	struct kvt_device *device; /* NULL: the pool was never on a device */
 	uint64_t started_ns;
 	struct kvt_slabs slabs;
+	uint64_t layout; /* of its pages, by kvt_chain_layout(); atomic */
 	struct kvt_known known;
 	struct kvt_tier tier; /* ram NULL: not made yet */
 	struct kvt_file *file; /* NULL: none */
 	struct kvt_remote *remote; /* NULL: none */
+	struct kvt_siblings siblings;
 	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
 	struct kvt_loads loads;
 };

@@ -34,6 +34,10 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 		       kvt_size_text(status->file_bytes, first, sizeof(first)),
 		       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 		       N(file_bad_pages));
+	if (status->siblings)
+		printf("siblings\n  %llu of %llu connected, with %llu pages; %llu read, %llu were "
+		       "evicted meanwhile\n", N(siblings_ready), N(siblings), N(sibling_pages),
+		       N(sibling_read_pages), N(sibling_spoiled_pages));
 	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));

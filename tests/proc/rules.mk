@@ -7,8 +7,8 @@ $(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
 		$(O)/libkvtrunk-steps.a
 	$(link_test) -lcmocka -lpthread
 
-$(O)/tests/proc/test_store $(O)/tests/proc/test_store_file \
-$(O)/tests/proc/test_store_sides: $(call objs,tests/proc/store.c)
+$(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides siblings): \
+		$(call objs,tests/proc/store.c)
 
 $(O)/tests/proc/test_helper: $(call objs,store/helper.c store/crc32c.c) $(O)/tests/proc/helper
 $(O)/tests/proc/test_store_remote: $(call objs,tests/proc/store.c) $(O)/tests/proc/helper

@@ -115,6 +115,35 @@ void kvt_test_store_kill(struct kvt_test_store *store)
 	unlink(store->path);
 }
 
+void kvt_test_side_connect(struct kvt_test_side *side)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+
+	options.socket_path = side->daemon.socket;
+	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = 60000000000;
+	kvt_test_equal(kvt_client_connect(&side->worker, &options, NULL), 0);
+	side->space = kvt_test_namespace(side->worker, "store");
+	kvt_test_equal(kvt_pool_map(side->worker, &side->pool), 0);
+}
+
+void kvt_test_side_store(struct kvt_test_side *side, const char *ram, const char *const *more)
+{
+	kvt_test_store_start_with(&side->store, &side->daemon, ram, more);
+	kvt_test_peer_open(&side->peer, &side->store);
+}
+
+void kvt_test_side_end(struct kvt_test_side *side)
+{
+	if (side->store.pid > 0) {
+		kvt_test_peer_close(&side->peer);
+		kvt_test_equal(kvt_test_store_stop(&side->store), 0);
+	}
+	kvt_client_close(side->worker, KVT_IDLE);
+	kvt_test_audit(&side->daemon);
+	kvt_test_daemon_end(&side->daemon);
+}
+
 bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };

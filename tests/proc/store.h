@@ -22,6 +22,16 @@ struct kvt_test_peer {
 	struct kvt_store_welcome welcome;
 };
 
+/* An instance with its worker and, perhaps, its store. */
+struct kvt_test_side {
+	struct kvt_test_daemon daemon;
+	struct kvt_test_store store; /* pid 0: none */
+	struct kvt_test_peer peer;
+	struct kvt_client *worker;
+	struct kvt_pool pool;
+	uint32_t space; /* kvt_test_namespace("store") */
+};
+
 /** Start a store with `ram` bytes ("4M"), and wait until it serves. */
 void kvt_test_store_start(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
 			  const char *ram);
@@ -40,6 +50,13 @@ int kvt_test_store_stop(struct kvt_test_store *store);
 int kvt_test_store_wait(struct kvt_test_store *store);
 /** Kill it and wait. */
 void kvt_test_store_kill(struct kvt_test_store *store);
+
+/** Connect a worker with patience for a store on a busy machine, and map its pool. */
+void kvt_test_side_connect(struct kvt_test_side *side);
+/** Start a store beside the side's daemon, as kvt_test_store_start_with(). */
+void kvt_test_side_store(struct kvt_test_side *side, const char *ram, const char *const *more);
+/** End all that runs, with an audit. */
+void kvt_test_side_end(struct kvt_test_side *side);
 
 /** Connect and take WELCOME. False: refused. */
 bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store);

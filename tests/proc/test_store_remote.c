@@ -17,45 +17,20 @@
 #define N 1024u /* positions of a prompt */
 #define SALT 7
 
-struct side {
-	struct kvt_test_daemon daemon;
-	struct kvt_test_store store;
-	struct kvt_test_peer peer;
-	struct kvt_client *worker;
-	struct kvt_pool pool;
-	uint32_t space;
-};
-
-static struct side a, b;
+static struct kvt_test_side a, b;
 static char folder[64], command[256];
 
 /* `file` NULL: without one. */
-static void begin_side(struct side *side, const char *config, const char *wait_ms,
+static void begin_side(struct kvt_test_side *side, const char *config, const char *wait_ms,
 		       const char *file)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
 	const char *more[] = { "--helper", command, "--helper-wait-ms", wait_ms,
 			       "--helper-batch-bytes", "8K", file ? "--file" : NULL, file,
 			       "--file-bytes", "4M", NULL };
 
 	kvt_test_daemon_begin(&side->daemon, config);
-	kvt_test_store_start_with(&side->store, &side->daemon, "1M", more);
-	kvt_test_peer_open(&side->peer, &side->store);
-	options.socket_path = side->daemon.socket;
-	options.flags = KVT_ANY_GEOMETRY;
-	options.fetch_wait_ns = 60000000000;
-	kvt_test_equal(kvt_client_connect(&side->worker, &options, NULL), 0);
-	side->space = kvt_test_namespace(side->worker, "store");
-	kvt_test_equal(kvt_pool_map(side->worker, &side->pool), 0);
-}
-
-static void end_side(struct side *side)
-{
-	kvt_test_peer_close(&side->peer);
-	kvt_test_equal(kvt_test_store_stop(&side->store), 0);
-	kvt_client_close(side->worker, KVT_IDLE);
-	kvt_test_audit(&side->daemon);
-	kvt_test_daemon_end(&side->daemon);
+	kvt_test_side_store(side, "1M", more);
+	kvt_test_side_connect(side);
 }
 
 static void make_folder(void)
@@ -113,8 +88,8 @@ static int stop(void **state)
 {
 	char remove[80];
 
-	end_side(&a);
-	end_side(&b);
+	kvt_test_side_end(&a);
+	kvt_test_side_end(&b);
 	snprintf(remove, sizeof(remove), "rm -r %s", folder);
 	kvt_test_equal(system(remove), 0);
 	return 0;
@@ -139,7 +114,7 @@ static void make_good(const char *way)
 	kvt_test_equal(unlink(path), 0);
 }
 
-static void await_ready(const struct side *side)
+static void await_ready(const struct kvt_test_side *side)
 {
 	while (!kvt_test_store_status(&side->peer).helper_ready)
 		;
