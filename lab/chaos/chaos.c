@@ -24,6 +24,7 @@ void chaos_wrong(struct chaos *chaos, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(chaos->wrong, sizeof(chaos->wrong), format, arguments);
 	va_end(arguments);
+	fprintf(stderr, "chaos: wrong: %s\n", chaos->wrong); /* reading the log takes long */
 }
 
 void chaos_times_add(struct chaos_times *times, int64_t ns)

@@ -345,6 +345,7 @@ int kvt_chaos_main(int argc, char **argv)
 			chaos_wrong(&chaos, "wrong patterns");
 		check_daemon(&chaos);
 		print(&chaos);
+		fflush(stdout);
 	}
 	if (chaos.daemon.pid) {
 		int ended = kvt_own_daemon_stop(&chaos.daemon);

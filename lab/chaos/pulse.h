@@ -12,7 +12,8 @@
 #include <sys/types.h>
 
 #define PULSE_GAPS 4096u
-#define PULSE_GAP_LEAST_NS 200000 /* shorter gaps are the scheduler's */
+#define PULSE_PAUSE_NS 100000
+#define PULSE_GAP_LEAST_NS 500000 /* shorter gaps are the pause and the scheduler's */
 
 struct pulse_gap {
 	int64_t from_ns; /* the last answer before the gap */
