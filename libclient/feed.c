@@ -15,6 +15,7 @@
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"
+#include "libclient/feed.h"
 #include "libclient/feed_reader.h"
 #include "libclient/pool.h"
 #include "libclient/snapshot.h"
@@ -174,39 +175,46 @@ int kvt_feed_next(struct kvt_feed *feed, struct kvt_feed_record *ret_record)
 	return rc > 0 || rc == feed->client->dead ? rc : failed(feed, rc);
 }
 
-/* Run the snapshot to its end. */
-static int run(struct kvt_feed *feed)
+int kvt_feed_snapshot_begin(struct kvt_feed *feed)
 {
-	const struct timespec pause = { .tv_nsec = SETTLE_NS };
-	int tries = 0, rc;
+	int rc = check_alive(feed);
 
-	do {
-		rc = kvt_snapshot_step(&feed->snapshot, SNAPSHOT_STEPS);
-		if (rc == 0 && feed->snapshot.phase == KVT_SNAPSHOT_SETTLE)
-			nanosleep(&pause, NULL);
-		if (rc == -EOVERFLOW && ++tries < SNAPSHOT_TRIES)
-			rc = 0;
-		if (rc == 0 && check_alive(feed) != 0)
-			return -ECONNRESET;
-	} while (rc == 0);
-	return rc < 0 ? failed(feed, rc) : 0;
+	feed->giving = false;
+	kvt_snapshot_destroy(&feed->snapshot);
+	if (rc != 0)
+		return rc;
+	rc = kvt_snapshot_init(&feed->snapshot, &feed->client->arena, &feed->reader);
+	return rc == 0 ? 0 : failed(feed, rc);
+}
+
+int kvt_feed_snapshot_step(struct kvt_feed *feed, uint32_t steps)
+{
+	int rc = kvt_snapshot_step(&feed->snapshot, steps);
+
+	if (rc == 0 && check_alive(feed) != 0)
+		return -ECONNRESET;
+	feed->giving = rc == 1;
+	if (rc < 0)
+		return failed(feed, rc);
+	return rc == 0 && feed->snapshot.phase == KVT_SNAPSHOT_SETTLE ? -EAGAIN : rc;
 }
 
 int kvt_feed_snapshot(struct kvt_feed *feed)
 {
 	KVT_KEEP_ERRNO;
-	int rc = check_alive(feed);
+	const struct timespec pause = { .tv_nsec = SETTLE_NS };
+	int rc = kvt_feed_snapshot_begin(feed), tries = 0;
 
-	if (rc != 0)
-		return rc;
+	while (rc == 0) {
+		rc = kvt_feed_snapshot_step(feed, SNAPSHOT_STEPS);
+		if (rc == -EAGAIN)
+			nanosleep(&pause, NULL);
+		if (rc == -EAGAIN || (rc == -EOVERFLOW && ++tries < SNAPSHOT_TRIES))
+			rc = 0;
+	}
+	if (rc == 1)
+		return 0;
 	kvt_snapshot_destroy(&feed->snapshot);
-	rc = kvt_snapshot_init(&feed->snapshot, &feed->client->arena, &feed->reader);
-	if (rc != 0)
-		return failed(feed, rc);
-	rc = run(feed);
-	feed->giving = rc == 0;
-	if (rc != 0)
-		kvt_snapshot_destroy(&feed->snapshot);
 	return rc;
 }
 

@@ -25,9 +25,8 @@ static void begin_again(struct kvt_snapshot *snapshot)
 {
 	memset(snapshot->namespaces, 0,
 	       snapshot->view->max_namespaces * sizeof(*snapshot->namespaces));
-	memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
 	snapshot->phase = KVT_SNAPSHOT_NAMESPACES;
-	snapshot->at = snapshot->n_rootless = snapshot->rounds = 0;
+	snapshot->at = snapshot->rounds = 0;
 	begin(snapshot);
 }
 
@@ -118,8 +117,12 @@ static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
 		first = second;
 		now = (struct kvt_snapshot_page){ .parent = first.parent, .sealer = first.sealer };
 		if (first.state != KVT_PAGE_CACHED || first.parent >= view->n_pages ||
-		    first.slot >= view->n_slots)
+		    first.slot >= view->n_slots) {
+			/* What was read before the feed was overtaken. */
+			if (snapshot->pages[page].state)
+				set_page(snapshot, page, (struct kvt_snapshot_page){ 0 });
 			return true;
+		}
 		now.state = first.slot == KVT_NONE ? KVT_PAGE_SIDE : KVT_PAGE_CACHED;
 		if (now.state == KVT_PAGE_SIDE)
 			now.kind = kind_of(snapshot, first.parent, page);
@@ -254,24 +257,24 @@ static void apply(struct kvt_snapshot *snapshot, const struct kvt_feed_record *r
 	}
 }
 
-/** Apply the feed up to its tail as of now. */
-static int apply_all(struct kvt_snapshot *snapshot)
+/** Apply the next records of the feed, up to T1. Returns 1 if those were all, 0: call again. */
+static int apply_some(struct kvt_snapshot *snapshot, uint32_t *steps)
 {
-	uint64_t tail = kvt_feed_reader_tail(snapshot->reader);
 	struct kvt_feed_record record;
 
-	while (snapshot->reader->at != tail) {
-		int rc = kvt_feed_reader_next(snapshot->reader, &record);
+	while (snapshot->reader->at < snapshot->until) {
+		int rc = *steps ? kvt_feed_reader_next(snapshot->reader, &record) : 0;
 
-		if (rc < 0)
+		if (rc < 0 || *steps == 0)
 			return rc;
 		if (rc == 0) /* a PAD was the last one */
 			break;
 		if (!pages_ok(snapshot, &record))
 			return -EPROTO;
 		apply(snapshot, &record);
+		*steps -= record.n < *steps ? record.n + 1 : *steps;
 	}
-	return 0;
+	return 1;
 }
 
 /* ---- the steps */
@@ -317,19 +320,19 @@ int kvt_snapshot_step(struct kvt_snapshot *snapshot, uint32_t steps)
 			if (snapshot->mutation & 1 &&
 			    kvt_load_acquire(&view->header->mutation) == snapshot->mutation)
 				return 0;
+			snapshot->until = kvt_feed_reader_tail(snapshot->reader);
 			snapshot->phase = KVT_SNAPSHOT_APPLY;
 			break;
 		case KVT_SNAPSHOT_APPLY:
-			rc = apply_all(snapshot);
+			rc = apply_some(snapshot, &steps);
 			if (rc == -EOVERFLOW)
 				begin_again(snapshot);
-			if (rc == 0 && snapshot->n_rootless && ++snapshot->rounds > ROUNDS_MOST)
-				rc = -EPROTO;
-			if (rc != 0)
+			if (rc <= 0)
 				return rc;
+			if (snapshot->n_rootless && ++snapshot->rounds > ROUNDS_MOST)
+				return -EPROTO;
 			snapshot->phase = snapshot->n_rootless ? KVT_SNAPSHOT_NODES :
 								 KVT_SNAPSHOT_READY;
-			steps--;
 			break;
 		case KVT_SNAPSHOT_READY:
 			return 1;
@@ -442,12 +445,14 @@ static int next_namespace(struct kvt_snapshot *snapshot, struct kvt_feed_record 
 
 int kvt_snapshot_next(struct kvt_snapshot *snapshot, struct kvt_feed_record *ret_record)
 {
+	enum kvt_feed_type last = snapshot->view->n_sides ? KVT_FEED_SIDE : KVT_FEED_STORED;
+
 	KVT_ASSERT(snapshot->phase == KVT_SNAPSHOT_READY);
 	if (snapshot->giving == KVT_FEED_PAD) {
 		snapshot->giving = KVT_FEED_NAMESPACE;
 		snapshot->at = 0;
 	}
-	for (; snapshot->giving <= KVT_FEED_SIDE; snapshot->giving++, snapshot->at = 0) {
+	for (; snapshot->giving <= last; snapshot->giving++, snapshot->at = 0) {
 		int rc = snapshot->giving == KVT_FEED_NAMESPACE ?
 				 next_namespace(snapshot, ret_record) :
 			 snapshot->giving == KVT_FEED_STORED ? next_stored(snapshot, ret_record) :

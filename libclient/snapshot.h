@@ -70,6 +70,7 @@ struct kvt_snapshot {
 	enum kvt_snapshot_phase phase;
 	uint32_t at;        /* next page or node to read, or namespace or page to give */
 	uint64_t mutation;  /* SETTLE: the one that ran */
+	uint64_t until;     /* APPLY: T1 */
 	uint32_t n_rootless; /* root pages without a namespace */
 	uint32_t rounds;     /* of looking for it */
 	uint64_t epoch;      /* of the arena at T0, or later */
@@ -86,9 +87,9 @@ int kvt_snapshot_init(struct kvt_snapshot *snapshot, const struct kvt_arena_view
 		      struct kvt_feed_reader *reader);
 void kvt_snapshot_destroy(struct kvt_snapshot *snapshot);
 
-/** Do about `steps` small steps. Returns 1 when it is ready; 0: call again; -EOVERFLOW: the feed
- * was overtaken, and the snapshot begins again with the next call; -EPROTO: what the arena or the
- * feed says cannot be. */
+/** Do about `steps` small steps, each for a page, a node or a record. Returns 1 when it is ready;
+ * 0: call again; -EOVERFLOW: the feed was overtaken, and the snapshot begins again with the next
+ * call; -EPROTO: what the arena or the feed says cannot be. */
 int kvt_snapshot_step(struct kvt_snapshot *snapshot, uint32_t steps);
 
 /** Give the next record of a ready snapshot, built in the reader's copy. 1; 0: there are no more;

@@ -4,40 +4,53 @@
  * by main.c, serve.c and load.c.
  *
  * A kept session continues under the daemon's successor, which has another feed: open it, take a
- * snapshot. A flood of records is taken a part at a time: until all were taken, anchors may be
- * unknown and a copy stays open.
+ * snapshot. A snapshot, and a flood of records, are taken a part at a time: until all were taken,
+ * anchors may be unknown and a copy stays open.
  *
  * What was cached before a RESET must not come back. CLEARED tells of it, or, where no store took
  * that record, another epoch: then `reset` is set, and main.c drops all pages.
  */
 #include <errno.h>
 
+#include "libclient/feed.h"
 #include "libclient/state.h"
 #include "shm/atomic.h"
 #include "store/store.h"
 
-#define FOLLOW_KEYS (64u << 10) /* of records, at once: about a millisecond of hashing */
+#define FOLLOW_BLOCKS (8u << 10) /* of SHA-256, at once: about a millisecond */
+#define BLOCK_KEYS 16u
+#define SNAPSHOT_PAGES (16u << 10) /* read at once: about a millisecond, too */
 
 static uint64_t epoch_of(const struct kvt_store *store)
 {
 	return kvt_load_acquire(&store->client->arena.header->epoch);
 }
 
-/* Have what is cached come as the next records. */
-static int take_snapshot(struct kvt_store *store)
+/* Have what is cached come as the next records, when continue_snapshot() has read it. */
+static int begin_snapshot(struct kvt_store *store)
 {
-	uint64_t epoch;
+	uint64_t epoch = epoch_of(store);
 	int rc;
 
 	kvt_known_forget(&store->known);
-	do { /* a RESET meanwhile may be in the snapshot or behind it */
-		epoch = epoch_of(store);
-		rc = kvt_feed_snapshot(store->feed);
-	} while (rc == 0 && epoch != epoch_of(store));
-	if (rc != 0)
-		return rc;
 	store->reset |= store->epoch != epoch;
 	store->epoch = epoch;
+	rc = kvt_feed_snapshot_begin(store->feed);
+	store->reading = rc == 0;
+	return rc;
+}
+
+/* Read a part of the arena. */
+static int continue_snapshot(struct kvt_store *store)
+{
+	int rc = kvt_feed_snapshot_step(store->feed, SNAPSHOT_PAGES);
+
+	if (rc != 1)
+		return rc == -EOVERFLOW ? 0 : rc;
+	/* A RESET meanwhile may be in the snapshot or behind it. */
+	if (store->epoch != epoch_of(store))
+		return begin_snapshot(store);
+	store->reading = false;
 	return 0;
 }
 
@@ -49,40 +62,47 @@ static int subscribe(struct kvt_store *store)
 	kvt_feed_close(store->feed);
 	store->feed = NULL;
 	rc = kvt_feed_open(store->client, &store->feed);
-	return rc == 0 ? take_snapshot(store) : rc;
+	return rc == 0 ? begin_snapshot(store) : rc;
 }
 
-/* The work of a record, in keys that take as long to hash. */
-static uint64_t keys_of(const struct kvt_store *store, const struct kvt_feed_record *record)
+/* The work of a record, in blocks that take as long to hash. Each page hashes the digest in front
+ * of it, too. */
+static uint64_t blocks_of(const struct kvt_store *store, const struct kvt_feed_record *record)
 {
-	if (record->type == KVT_FEED_CLEARED)
-		return store->known.info.n_pages;
-	return 1 + (uint64_t)record->n * (record->keys ? store->known.info.page_size : 1);
+	uint32_t page_blocks = record->keys ? 1 + store->known.info.page_size / BLOCK_KEYS : 1;
+
+	return 1 + (uint64_t)record->n * page_blocks;
 }
 
-/* Take records until there are none, or they were much work. Returns their number. */
+/* Take records until there are none, or they were much work. Returns their number, 1 also for a
+ * part of a snapshot. */
 static int take_some(struct kvt_store *store)
 {
 	struct kvt_feed_record record;
-	uint64_t keys = 0;
+	uint64_t blocks = 0;
 	int n = 0, rc;
 
-	while (keys < FOLLOW_KEYS && (rc = kvt_feed_next(store->feed, &record)) != 0) {
+	if (store->reading) {
+		rc = continue_snapshot(store);
+		return rc == 0 ? 1 : rc == -EAGAIN ? 0 : rc;
+	}
+	while (blocks < FOLLOW_BLOCKS && (rc = kvt_feed_next(store->feed, &record)) != 0) {
 		if (rc == 1) {
 			rc = kvt_known_take(&store->known, &record);
-			keys += keys_of(store, &record);
+			blocks += blocks_of(store, &record);
 			n++;
 			if (record.type == KVT_FEED_CLEARED) {
 				store->reset = true;
 				store->epoch = record.epoch;
 			}
 		} else if (rc == -EOVERFLOW) {
-			rc = take_snapshot(store);
+			rc = begin_snapshot(store);
+			return rc == 0 ? 1 : rc;
 		}
 		if (rc != 0)
 			return rc;
 	}
-	store->current = keys < FOLLOW_KEYS;
+	store->current = blocks < FOLLOW_BLOCKS;
 	return n;
 }
 

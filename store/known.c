@@ -16,6 +16,7 @@ int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_
 		.queue = calloc(queue_pages + 1ull, sizeof(*known->queue)),
 		.queue_pages = queue_pages,
 		.sweep_at = info->n_pages,
+		.round = 1,
 	};
 	if (known->pages && known->sides && known->queue)
 		return 0;
@@ -39,7 +40,7 @@ static struct kvt_known_page *page_at(struct kvt_known *known, uint32_t page)
 
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page)
 {
-	if (page == 0 || page >= known->info.n_pages || !known->pages[page].cached)
+	if (page == 0 || page >= known->info.n_pages || known->pages[page].round != known->round)
 		return NULL;
 	return &known->pages[page].chain;
 }
@@ -82,7 +83,8 @@ static void lose(struct kvt_known *known, uint32_t page)
 	for (uint32_t kind = 0; lost->is_side && kind < known->info.n_sides; kind++)
 		if (sides_of(known, lost->parent)[kind] == page)
 			sides_of(known, lost->parent)[kind] = 0;
-	lost->cached = lost->is_side = lost->computed = false;
+	lost->is_side = lost->computed = false;
+	lost->round = 0;
 	lost->changes++;
 }
 
@@ -110,13 +112,13 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 
 		known->queue_at = (known->queue_at + 1) % known->queue_pages;
 		known->n_queued--;
-		if (known->pages[next.page].cached &&
+		if (kvt_known_name(known, next.page) &&
 		    known->pages[next.page].changes == next.changes)
 			return next.page;
 	}
 	*ret_swept = true;
 	while (known->sweep_at < known->info.n_pages)
-		if (known->pages[known->sweep_at++].cached)
+		if (kvt_known_name(known, known->sweep_at++))
 			return known->sweep_at - 1;
 	return 0;
 }
@@ -156,7 +158,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 		lose(known, record->pages[i]);
 		page->parent = parent;
 		parent = record->pages[i];
-		page->cached = named;
+		page->round = named ? known->round : 0;
 		page->computed = record->seq && record->sealer != known->info.sealer;
 		page->chain = chain;
 		if (named)
@@ -178,7 +180,8 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 			continue;
 		lose(known, side->side);
 		page->parent = side->page;
-		page->cached = page->is_side = true;
+		page->round = known->round;
+		page->is_side = true;
 		kvt_chain_side(name, side->kind, &page->chain);
 		sides_of(known, side->page)[side->kind] = side->side;
 		enqueue(known, side->side);
@@ -187,8 +190,8 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 
 void kvt_known_forget(struct kvt_known *known)
 {
-	for (uint32_t i = 0; i < known->info.n_pages; i++)
-		lose(known, i);
+	/* What pages and `sides` say of earlier rounds is cleared when the page is named again. */
+	known->round++;
 }
 
 int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record)

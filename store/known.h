@@ -6,8 +6,8 @@
  * @file known.h
  * What a pool has, as its feed tells: the name of each cached page, and the pages to copy.
  *
- * `changes` of a page rises with each record that names it and with each CLEARED. A copy is good if
- * all records were taken after it and `changes` is what it was before: then the page stayed cached.
+ * `changes` of a page rises with each record that names it. A copy is good if all records were
+ * taken after it, the page is cached, and `changes` is as before: then the page stayed cached.
  *
  * The queue is bounded and in the order of the feed. When it is full, new pages are not queued but
  * counted. Once it is empty, a sweep over all pages finds those that are still cached. So a store
@@ -24,10 +24,10 @@
 #include "store/chain.h"
 
 struct kvt_known_page {
-	struct kvt_chain chain; /* its name, if `cached` */
+	struct kvt_chain chain; /* its name, if it is cached */
 	uint32_t parent; /* page in front of it, 0: a root page; of a side page: its main page */
 	uint32_t changes;
-	bool cached;
+	uint32_t round; /* that of struct kvt_known: it is cached */
 	bool is_side;
 	bool computed; /* by a client, and not counted yet */
 };
@@ -40,6 +40,7 @@ struct kvt_queued {
 struct kvt_known {
 	struct kvt_info info;
 	struct kvt_known_page *pages;
+	uint32_t round; /* rises when all pages are forgotten */
 	uint32_t *sides; /* of each page info.n_sides side pages, 0: none */
 	uint64_t (*digests)[2]; /* of namespaces, by number */
 	uint32_t n_digests;
@@ -56,7 +57,7 @@ void kvt_known_destroy(struct kvt_known *known);
 
 /** Take a record of the feed. -ENOMEM, -EPROTO: no number of a namespace. */
 int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record);
-/** Forget all pages: a snapshot follows. */
+/** Forget all pages, at once: a snapshot follows. */
 void kvt_known_forget(struct kvt_known *known);
 
 /** Take the next page to copy, which is cached and was not stored again. 0: none. *ret_swept: the

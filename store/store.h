@@ -53,6 +53,7 @@ struct kvt_store {
 	struct kvt_client *client; /* NULL: no daemon */
 	struct kvt_feed *feed;
 	bool current; /* all records that the feed had were taken */
+	bool reading; /* a snapshot of what is cached is not complete yet */
 	bool reset;   /* there was a RESET: all pages are to be dropped */
 	uint64_t epoch; /* of the pages */
 	uint64_t instance[2]; /* that of the last session */
