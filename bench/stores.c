@@ -2,7 +2,7 @@
 /**
  * @file stores.c
  * What a store costs and brings: a FETCH that finds nothing, where there is no store, a load and a
- * copy beside memcpy(), and the first chunk of a load.
+ * copy beside memcpy(), the first chunk of a load, and a load from a sibling's pool.
  *
  * Inputs: the options; a real daemon and a real kvtstored, each with its own memory. Invariants:
  * pool and buffers of a floor were touched before, as those of a store were. The store may use any
@@ -41,14 +41,14 @@ struct stores {
 	uint32_t *keys;
 };
 
-static struct kvt_client *connect_to(const struct stores *stores, const char *store_path,
+static struct kvt_client *connect_to(const struct kvt_own_daemon *daemon, const char *store_path,
 				     uint32_t *ret_namespace)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client;
 	struct kvt_error error;
 
-	options.socket_path = stores->daemon.socket_path;
+	options.socket_path = daemon->socket_path;
 	options.label = "kvtbench";
 	options.flags = KVT_ANY_GEOMETRY;
 	options.store_path = store_path;
@@ -60,26 +60,37 @@ static struct kvt_client *connect_to(const struct stores *stores, const char *st
 	return client;
 }
 
-static void open_all(struct stores *stores, const struct bench_options *options,
-		     uint64_t page_bytes)
+/* Start a daemon, connect to it and touch its pool. */
+static void open_pool(struct stores *stores, const struct bench_options *options,
+		      uint64_t page_bytes)
 {
-	char bytes[40], pages[40], program[4096], why[512] = "";
-	const char *daemon_flags[] = { bytes, pages, "--page_size=16", "--max_private_pages=0",
-				       "--log_level=error", "--spin_budget_us=20", NULL };
-	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
-				      "--queue-pages", "65536", NULL };
+	char bytes[40], pages[40], why[512] = "";
+	const char *flags[] = { bytes, pages, "--page_size=16", "--max_private_pages=0",
+				"--log_level=error", "--spin_budget_us=20", NULL };
 
 	*stores = (struct stores){ .page_bytes = page_bytes };
 	snprintf(bytes, sizeof(bytes), "--page_bytes=%llu", (unsigned long long)page_bytes);
 	snprintf(pages, sizeof(pages), "--n_pages=%llu",
 		 (unsigned long long)(POOL_BYTES / page_bytes));
-	if (kvt_own_daemon_start(&stores->daemon, options->daemon, daemon_flags,
-				 options->daemon_cpu, why, sizeof(why)))
+	if (kvt_own_daemon_start(&stores->daemon, options->daemon, flags, options->daemon_cpu, why,
+				 sizeof(why)))
 		bench_die("%s", why);
-	stores->client = connect_to(stores, "", &stores->namespace_id);
+	stores->client = connect_to(&stores->daemon, "", &stores->namespace_id);
 	if (kvt_pool_map(stores->client, &stores->pool))
 		bench_die("stores: %s", kvt_client_error(stores->client)->text);
 	memset(stores->pool.base, 1, POOL_BYTES / page_bytes * page_bytes);
+}
+
+/* `sibling` NULL: none. */
+static void open_all(struct stores *stores, const struct bench_options *options,
+		     uint64_t page_bytes, const struct stores *sibling)
+{
+	char program[4096], why[512] = "";
+	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
+				      "--queue-pages", "65536", sibling ? "--sibling" : NULL,
+				      sibling ? sibling->daemon.socket_path : NULL, NULL };
+
+	open_pool(stores, options, page_bytes);
 	stores->memory = kvt_map(COPY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 				 -1);
 	if (!stores->memory)
@@ -91,7 +102,7 @@ static void open_all(struct stores *stores, const struct bench_options *options,
 	if (kvt_own_store_start(&stores->store, program, stores->daemon.socket_path, store_flags,
 				-1, why, sizeof(why)))
 		bench_die("%s", why);
-	stores->asking = connect_to(stores, NULL, &stores->asking_id);
+	stores->asking = connect_to(&stores->daemon, NULL, &stores->asking_id);
 }
 
 static void close_all(struct stores *stores)
@@ -104,28 +115,27 @@ static void close_all(struct stores *stores)
 	free(stores->keys);
 }
 
-/* Wait until the store has copied n pages in all. */
-static void await_copied(const struct stores *stores, uint64_t n)
-{
-	const struct timespec pause = { .tv_nsec = POLL_NS };
-	struct kvt_store_status status;
-
-	for (;;) {
-		if (kvt_own_store_status(&stores->store, &status))
-			bench_die("stores: the store has ended");
-		if (status.copied_pages >= n)
-			return;
-		nanosleep(&pause, NULL);
-	}
-}
-
-static uint64_t copied(const struct stores *stores)
+static struct kvt_store_status status_of(const struct stores *stores)
 {
 	struct kvt_store_status status;
 
 	if (kvt_own_store_status(&stores->store, &status))
 		bench_die("stores: the store has ended");
-	return status.copied_pages;
+	return status;
+}
+
+static void pause_shortly(void)
+{
+	const struct timespec pause = { .tv_nsec = POLL_NS };
+
+	nanosleep(&pause, NULL);
+}
+
+/* Wait until the store has copied n pages in all. */
+static void await_copied(const struct stores *stores, uint64_t n)
+{
+	while (status_of(stores).copied_pages < n)
+		pause_shortly();
 }
 
 static void evict(struct stores *stores)
@@ -193,7 +203,7 @@ struct times {
 /* Publish a new prompt of n pages and wait until it is copied. */
 static void copy_out(struct stores *stores, uint32_t n, struct times *times)
 {
-	uint64_t before = copied(stores), start;
+	uint64_t before = status_of(stores).copied_pages, start;
 	struct kvt_seq *seq;
 
 	bench_new_keys(stores->keys, n * PAGE_SIZE);
@@ -251,7 +261,7 @@ static void copies(const struct bench_options *options, uint64_t page_bytes, con
 	char figure[80];
 	double value;
 
-	open_all(&stores, options, page_bytes);
+	open_all(&stores, options, page_bytes, NULL);
 	for (uint32_t i = 0; i < rounds; i++) {
 		copy_out(&stores, n, &times);
 		load_in(&stores, n * PAGE_SIZE, n * PAGE_SIZE, &times.in);
@@ -270,6 +280,55 @@ static void copies(const struct bench_options *options, uint64_t page_bytes, con
 		     "memcpy() of the chunk", 0);
 	snprintf(figure, sizeof(figure), "store, %s: first chunk, above memcpy()", kind);
 	bench_aim(figure, value, "us", 100, false);
+}
+
+/* ---- a load from a sibling's pool */
+
+/* Publish a prompt of n pages in the sibling, and load it. */
+static void load_across(struct stores *stores, struct stores *sibling, uint32_t n,
+			struct bench_samples *value, struct bench_samples *floor)
+{
+	struct kvt_seq *from, *to;
+	const uint32_t *from_pages, *to_pages;
+	uint64_t start;
+
+	bench_new_keys(stores->keys, n * PAGE_SIZE);
+	sibling->keys = stores->keys;
+	from = begin(sibling, n * PAGE_SIZE);
+	to = begin(stores, n * PAGE_SIZE);
+	from_pages = kvt_seq_pages(from, NULL);
+	to_pages = kvt_seq_pages(to, NULL);
+	start = bench_ticks();
+	for (uint32_t i = 0; i < n; i++)
+		memcpy((uint8_t *)stores->pool.base + to_pages[i] * stores->page_bytes,
+		       (uint8_t *)sibling->pool.base + from_pages[i] * stores->page_bytes,
+		       stores->page_bytes);
+	bench_samples_add_any(floor, bench_ticks() - start);
+	end(stores, to, 0);
+	end(sibling, from, n * PAGE_SIZE);
+	while (status_of(stores).sibling_pages < n)
+		pause_shortly();
+	load_in(stores, n * PAGE_SIZE, n * PAGE_SIZE, value);
+	evict(sibling);
+	while (status_of(stores).sibling_pages > 0)
+		pause_shortly();
+}
+
+static void siblings(const struct bench_options *options, uint64_t page_bytes, const char *kind)
+{
+	uint32_t n = (uint32_t)(COPY_BYTES / page_bytes), rounds = options->quick ? 5 : 15;
+	struct bench_samples value = { 0 }, floor = { 0 };
+	struct stores stores, sibling;
+
+	open_pool(&sibling, options, page_bytes);
+	open_all(&stores, options, page_bytes, &sibling);
+	for (uint32_t i = 0; i < rounds; i++)
+		load_across(&stores, &sibling, n, &value, &floor);
+	close_all(&stores);
+	kvt_client_close(sibling.client, KVT_IDLE);
+	kvt_own_daemon_stop(&sibling.daemon);
+	emit("store_load_sibling", kind, &value, &floor, "memcpy() from pool to pool",
+	     n * page_bytes);
 }
 
 /* ---- a FETCH that finds nothing */
@@ -300,7 +359,7 @@ static void look_for_none(struct stores *stores, struct bench_samples *samples)
 	uint64_t start;
 	int rc;
 
-	client = connect_to(stores, "/nonexistent/store", &ask.namespace_id);
+	client = connect_to(&stores->daemon, "/nonexistent/store", &ask.namespace_id);
 	start = bench_ticks();
 	rc = kvt_fetch(client, &ask);
 	bench_samples_add(samples, bench_ticks() - start);
@@ -316,7 +375,7 @@ static void fetches(const struct bench_options *options)
 	struct stores stores;
 	double us;
 
-	open_all(&stores, options, 65536);
+	open_all(&stores, options, 65536, NULL);
 	for (uint32_t i = 0; i < count; i++) {
 		begin_new(&stores, true, &asked);
 		begin_new(&stores, false, &not_asked);
@@ -338,4 +397,6 @@ void bench_stores(const struct bench_options *options)
 	fetches(options);
 	copies(options, 1 << 20, "pages of 1 MiB");
 	copies(options, 64 << 10, "pages of 64 KiB");
+	siblings(options, 1 << 20, "pages of 1 MiB");
+	siblings(options, 64 << 10, "pages of 64 KiB");
 }
