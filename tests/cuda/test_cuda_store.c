@@ -17,7 +17,7 @@ static struct kvt_client *worker;
 static struct kvt_pool pools[2];
 static uint32_t n_pools, space;
 
-static void start(const char *config, uint32_t n_devices)
+static void start_on(int first_device, const char *config, uint32_t n_devices)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 
@@ -29,7 +29,12 @@ static void start(const char *config, uint32_t n_devices)
 	space = kvt_test_namespace(worker, "store");
 	n_pools = n_devices;
 	for (uint32_t i = 0; i < n_devices; i++)
-		kvt_test_equal(kvt_pool_map_cuda(worker, (int)i, 0, &pools[i]), 0);
+		kvt_test_equal(kvt_pool_map_cuda(worker, first_device + (int)i, 0, &pools[i]), 0);
+}
+
+static void start(const char *config, uint32_t n_devices)
+{
+	start_on(0, config, n_devices);
 }
 
 static void stop(void)
@@ -113,6 +118,70 @@ CUDA_TEST(slabs_on_two_devices_come_back_together)
 	evict_and_load(keys);
 	kvt_test_equal(kvt_test_store_stop(&store), 0);
 	stop();
+}
+
+/* Serve a prompt in an instance on device 1, and start a second one on device 0, whose store has
+ * the first as its sibling. */
+static void start_siblings(const uint32_t *keys, struct kvt_test_daemon *ret_sibling,
+			   struct kvt_client **ret_worker)
+{
+	struct kvt_test_peer peer;
+
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start_on(1, "backend = cuda-vmm\ndevices = 1\n", 1);
+	kvt_test_equal(serve(keys), 0);
+	*ret_sibling = daemon_;
+	*ret_worker = worker;
+	start("backend = cuda-vmm\ndevices = 0\n", 1);
+	kvt_test_store_start_with(&store, &daemon_, "1M", (const char *[]){
+		"--sibling", ret_sibling->socket, NULL });
+	kvt_test_peer_open(&peer, &store);
+	while (kvt_test_store_status(&peer).sibling_pages != N / PAGE)
+		;
+	kvt_test_peer_close(&peer);
+}
+
+static void stop_siblings(struct kvt_test_daemon *sibling, struct kvt_client *sibling_worker)
+{
+	stop();
+	daemon_ = *sibling;
+	worker = sibling_worker;
+	stop();
+}
+
+CUDA_TEST(a_sibling_on_another_device_is_read)
+{
+	struct kvt_test_daemon sibling;
+	struct kvt_client *sibling_worker;
+	struct kvt_test_peer peer;
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 1);
+	start_siblings(keys, &sibling, &sibling_worker);
+	kvt_test_equal(serve(keys), N - PAGE);
+	kvt_test_peer_open(&peer, &store);
+	kvt_test_equal(kvt_test_store_status(&peer).sibling_read_pages, N / PAGE);
+	kvt_test_peer_close(&peer);
+	kvt_test_equal(kvt_test_store_stop(&store), 0);
+	stop_siblings(&sibling, sibling_worker);
+}
+
+CUDA_TEST(a_store_ends_when_the_driver_fails_at_a_sibling)
+{
+	struct kvt_test_daemon sibling;
+	struct kvt_client *sibling_worker;
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, 1);
+	setenv("KVT_STANDIN_FAIL_CALL", "cuMemcpyDtoHAsync_v2", 1);
+	setenv("KVT_STANDIN_FAIL_AT", "0", 1);
+	start_siblings(keys, &sibling, &sibling_worker);
+	unsetenv("KVT_STANDIN_FAIL_CALL");
+	unsetenv("KVT_STANDIN_FAIL_AT");
+	kvt_test_equal(serve(keys), 0);
+	kvt_test_check(kvt_test_store_await(&store, "the CUDA driver failed while copying"));
+	kvt_test_equal(kvt_test_store_wait(&store), EXIT_FAILURE);
+	stop_siblings(&sibling, sibling_worker);
 }
 
 /* The store fails at its first call of this kind, and says so; a prompt is served beside it. */
