@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the page of kvtmetricsd shows (page.h), read from the daemon's tables and its arena. Each
- * call connects, so it finds a restarted daemon. Caller: page_http.c.
+ * What the page of kvtmetricsd shows (page.h), read from the daemon's tables, its arena, and the
+ * store's counts. Each call connects, so it finds a restarted daemon. Caller: page_http.c.
  */
 
 #include "tools/page.h"
@@ -13,8 +13,10 @@
 #include "libclient/state.h"
 #include "tools/page_tree.h"
 #include "tools/records.h"
+#include "tools/store.h"
 
 #define LATENCY_NS 60000000000ull
+#define STORE_NS 100000000ll /* one that does not answer costs each page so much */
 
 /* ---- files */
 
@@ -353,6 +355,34 @@ static int print_answers(struct source *source, const struct kvt_page *page,
 	return rc;
 }
 
+/* Append what the store says, null if there is none. */
+static void print_store(const struct kvt_page *page, struct kvt_json *json)
+{
+	char path[KVT_STORE_PATH_BYTES], alarm[400];
+	int64_t wait_ns = page->timeout_ns < STORE_NS ? page->timeout_ns : STORE_NS;
+	struct kvt_store_seen seen;
+	struct kvt_error error;
+	int rc = kvt_store_path(kvt_daemon_path(page->socket_path), path);
+
+	if (rc == 0)
+		rc = kvt_store_ask(path, KVT_STORE_STATUS, wait_ns, &seen, &error);
+	if (rc == -ENOENT || rc == -ENAMETOOLONG) {
+		kvt_json_null(json, "store");
+		return;
+	}
+	kvt_json_open(json, "store", '{');
+	kvt_json_bool(json, "up", rc == 0);
+	if (rc == 0)
+		kvt_json_store(json, &seen.status);
+	if (rc != 0)
+		kvt_json_string(json, "alarm", error.text);
+	else if (kvt_store_alarm(&seen.status, alarm, sizeof(alarm)))
+		kvt_json_string(json, "alarm", alarm);
+	else
+		kvt_json_null(json, "alarm");
+	kvt_json_close(json, '}');
+}
+
 void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text)
 {
 	struct kvt_json json = { .text = *text };
@@ -365,6 +395,7 @@ void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text
 		kvt_json_string(&json, "why", source.error.text);
 	}
 	source_close(&source);
+	print_store(page, &json);
 	print_history(page, now_ns, &json);
 	kvt_json_close(&json, '}');
 	*text = json.text;

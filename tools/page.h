@@ -46,9 +46,9 @@ const struct kvt_page_file *kvt_page_file_find(const char *url);
 
 /** Ask the daemon for its status, for the history. */
 void kvt_page_sample(struct kvt_page *page, int64_t now_ns);
-/** Append /page.json: status, history, sessions, namespaces. Complete in any case: "up" tells if
- * the daemon answered, "why" why not. "tree" is that of /tree if that is the present one, else
- * "0". */
+/** Append /page.json: status, history, sessions, namespaces, store. Complete in any case: "up"
+ * tells if the daemon answered, "why" why not. "tree" is that of /tree if that is the present one,
+ * else "0". */
 void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text);
 /** Append /tree: a line of JSON with its version "tree" ("hidden": the arena is withheld), and
  * columns of all nodes if "up" is true, else "why". Returns false and appends nothing if the tree

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 
+from stores import Store
+
 from kvtrunk import testing
 
 FIELDS = ["node", "parent", "namespace", "start", "pages", "sealed", "locks", "hits", "sealer"]
@@ -51,6 +53,25 @@ def test_the_status_is_the_daemons(daemon, serve):
         assert [session["leases"] for session in told["sessions"]] == [0]
         assert {"begin", "commit", "end"} <= {one["op"] for one in told["latencies"]}
         assert all(0 < one["p50_ns"] <= one["p99_ns"] for one in told["latencies"])
+
+
+def test_the_stores_counts_are_what_it_says(daemon, serve):
+    metricsd = serve(daemon)
+    assert metricsd.facts()["store"] is None
+    store = Store(daemon, "16M")
+    with daemon.connect() as client:
+        cache(client, list(range(320)), salt="a")
+        counts = store.settled(20)
+    told = metricsd.until(metricsd.facts, lambda facts: facts["store"])["store"]
+    assert told.pop("up") is True and told.pop("alarm") is None
+    for changes in "uptime_ns", "unloaded_ns":
+        assert told.pop(changes) > counts.pop(changes)
+    assert told == counts
+    store.process.kill()
+    store.process.stderr.close()
+    store.process.wait()
+    told = metricsd.until(metricsd.facts, lambda facts: not facts["store"]["up"])
+    assert told["up"] and "is gone" in told["store"]["alarm"]
 
 
 def test_labels_and_processes_are_told_on_demand_only(daemon, serve):

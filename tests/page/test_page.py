@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a browser."""
 import json
+import signal
 
+from stores import Store
 from test_data import cache
 
 from kvtrunk import testing
@@ -165,6 +167,25 @@ def test_fifty_thousand_nodes_draw_few_rectangles(serve, browser):
                 kvtrunk.drawTree();
             }
         })()""") > 0
+
+
+def test_a_store_comes_is_shown_and_goes(daemon, serve, browser):
+    browser.open(serve(daemon).url)
+    browser.until("document.body.dataset.state === 'up'")
+    assert browser.run("document.getElementById('store').hidden")
+    store = Store(daemon, "16M")
+    with daemon.connect() as client:
+        cache(client, list(range(320)), salt="a")
+        store.settled(20)
+        browser.until("document.getElementById('store-tiers').textContent.includes('MiB20')")
+        assert "pages computed by clients20" in text(browser, "store-counts")
+        assert not browser.run("document.getElementById('store').hidden")
+        assert browser.run("document.getElementById('store-alarm').hidden")
+    store.signal(signal.SIGSTOP)
+    browser.until("document.getElementById('store-alarm').textContent.includes('not answer')")
+    browser.until("document.body.dataset.state === 'up'")
+    assert store.end() == 0
+    browser.until("document.getElementById('store').hidden")
 
 
 def test_dark_and_light_differ(daemon, serve, browser):

@@ -326,6 +326,35 @@ function drawHour() {
 		"", 1);
 }
 
+function drawStore() {
+	const store = facts.store;
+	const share = (part, all) => `${percent(part, all).toFixed(1)} %`;
+
+	$("store").hidden = !store;
+	if (!store)
+		return;
+	$("store-about").textContent = store.up ? `up ${age(store.uptime_ns / 1e9)}, ${
+		plural(store.queued_pages, "page")} to copy, ${
+		plural(store.open_loads, "load")} open` : "";
+	$("store-alarm").hidden = !store.alarm;
+	$("store-alarm").textContent = `▲ ${store.alarm}`;
+	$("store-parts").hidden = !store.up;
+	if (!store.up)
+		return;
+	rows("store-tiers", [
+		[`memory, ${bytes(store.ram_bytes)}`, store.pages, store.room_pages],
+		[`file, ${bytes(store.file_bytes)}`, store.file_pages, store.file_room_pages],
+	].filter(([, , room]) => room), ([name, pages, room]) => [cell(name), amount(pages),
+		amount(room), make("td", {}, meter([["protected", pages]], room))]);
+	rows("store-counts", [
+		["fetches", store.fetches, `${share(store.hits, store.fetches)} got pages`],
+		["pages loaded", store.loaded_pages, store.loaded_pages
+			? `the last ${age(store.unloaded_ns / 1e9)} ago` : ""],
+		["pages computed by clients", store.computed_pages,
+			`${number(store.recomputed_pages)} of them were here`],
+	], ([name, count, text]) => [cell(name), amount(count), cell(text)]);
+}
+
 // What is wrong with a session; "": nothing.
 function trouble(one, i, past) {
 	if (facts.stopped.includes(i))
@@ -419,6 +448,7 @@ async function look() {
 	drawHead();
 	drawPool();
 	drawHour();
+	drawStore();
 	drawSessions();
 	drawLatencies();
 	if (data.tree !== version)
