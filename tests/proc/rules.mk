@@ -12,6 +12,7 @@ $(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides si
 
 $(O)/tests/proc/test_helper: $(call objs,store/helper.c store/crc32c.c) $(O)/tests/proc/helper
 $(O)/tests/proc/test_store_remote: $(call objs,tests/proc/store.c) $(O)/tests/proc/helper
+$(O)/tests/proc/test_store_sides: $(O)/tests/proc/helper
 $(O)/tests/proc/helper: $(O)/obj/tests/proc/helper.o
 	$(link_test)
 

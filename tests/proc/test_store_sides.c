@@ -29,7 +29,7 @@ static const struct kvt_info *info;
 static uint32_t keys[N];
 static uint64_t digest[2] = { 0x6b76747465737473ull, 0 }; /* as kvt_test_namespace("store") */
 static const struct kvt_handle root;
-static char directory[64], path[96];
+static char directory[64], path[96], helper[256];
 
 static void connect_worker(void)
 {
@@ -467,6 +467,45 @@ static int stop_file(void **state)
 	unlink(path);
 	rmdir(directory);
 	return 0;
+}
+
+static int start_helper(void **state)
+{
+	const char *more[] = { "--helper", helper, "--helper-wait-ms", "60000",
+			       "--helper-batch-bytes", "8K", NULL };
+
+	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
+	kvt_test_check(mkdtemp(directory));
+	snprintf(helper, sizeof(helper), "%s/tests/proc/helper %s", kvt_test_build(), directory);
+	start_with("page_size = 16\nsides = 4,1\n", NULL);
+	start_store("1M", more);
+	while (!kvt_test_store_status(&peer).helper_ready)
+		;
+	return 0;
+}
+
+static int stop_helper(void **state)
+{
+	char remove[80];
+
+	stop(state);
+	snprintf(remove, sizeof(remove), "rm -r %s", directory);
+	kvt_test_equal(system(remove), 0);
+	return 0;
+}
+
+TEST_WITH(points_come_back_from_a_distributed_store, start_helper, stop_helper)
+{
+	struct kvt_store_status status;
+	uint32_t n = keep(), all = with_sides(n);
+
+	while (kvt_test_store_status(&peer).helper_written_pages < all)
+		;
+	kvt_test_store_drop(&peer);
+	kvt_test_equal(serve(keys, N, 0), n * page_size);
+	status = kvt_test_store_settled(&peer, all);
+	kvt_test_equal(status.helper_read_pages, all);
+	kvt_test_equal(status.helper_bad_pages, 0);
 }
 
 TEST_WITH(points_come_back_from_a_file, start_file, stop_file)

@@ -4,7 +4,7 @@ on one pool, whose workers are a model of what is written where.
 
 A cell of a page holds what its KV depends on: the group of layers, and all tokens up to its position.
 A state's page holds the tokens that it is behind. Each step compares all that its layers would read,
-and writes no page that is cached.
+and writes no page that is cached. Cells lie in the daemon's pool, so a store copies them.
 """
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ import life
 import measure_step
 import numpy as np
 import pytest
+import stores
 from conftest import geometry
 from engine import counters, expect_nothing_held, until
 
@@ -57,18 +58,19 @@ KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
 
 
 class Pool:
-    """What is in each cell."""
+    """What is in each cell: a number for each position of a page."""
 
     def __init__(self, kind):
         self.kind = kind
-        self.pools = {}
+        self.instances = set()
         self.reused = 0
 
     def use(self, client):
         """Work on the pool of this client's daemon."""
         self.client = client
-        self.cells = self.pools.setdefault(
-            client.info.instance, np.zeros((self.kind.pages, self.kind.page), np.int64))
+        self.instances.add(client.info.instance)
+        first_head = np.asarray(client.pool.layer(0).k_bits)[:, 0]
+        self.cells = first_head[:, :, :2].view(np.int64)[:, :, 0]
 
     def expect(self, row):
         """What a request reuses is compared when its first step reads it."""
@@ -225,7 +227,19 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
                     engine.turn()
             daemon.restart()
             run(0)
-        assert len(pair[0].pool.pools) == 4
+        assert len(pair[0].pool.instances) == 4
+
+
+@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps"])
+def test_a_request_reads_what_a_store_brought_back(folder, monkeypatch, caplog, name):
+    kind = KINDS[name]
+    with lives(folder, monkeypatch, name, True) as (daemon, pair, run), \
+            stores.running(daemon, "8M", "--min-positions=32", "--load-percent=50") as store:
+        run(kind.requests)
+        counts = store.settled(0)
+        assert counts["loaded_pages"] > kind.pages and counts["cut_loads"] < counts["loads"]
+        assert pair[0].pool.reused > 50 * kind.page
+    assert "KV stays private" not in caplog.text
 
 
 @contextlib.contextmanager
@@ -244,6 +258,24 @@ def reused(engine, tokens, **more):
     engine.add(tokens, 1, **more)
     engine.drain()
     return engine.pool.reused - before
+
+
+@pytest.mark.parametrize("name", ["window", "gemma", "states"])
+def test_as_much_is_reused_of_what_a_store_brings_back(folder, monkeypatch, name):
+    kind = KINDS[name]
+    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
+    with life_of_one(folder, monkeypatch, kind) as (daemon, engine), \
+            stores.running(daemon, "8M", "--load-percent=50") as store, \
+            daemon.connect(any_geometry=True) as client:
+        tokens = tokens_of(kind, 5)
+        assert reused(engine, tokens) == 0
+        pages = client.stats().cached_pages
+        assert store.settled(pages)["pages"] == pages
+        client.evict(kind.pages)
+        assert client.stats().cached_pages == 0
+        assert reused(engine, tokens) == 5 * kind.page
+        assert store.settled(0)["loaded_pages"] == pages
+        assert reused(engine, tokens + tokens_of(kind, 1, seed=1)) == 5 * kind.page
 
 
 def tokens_of(kind, pages, seed=0):
