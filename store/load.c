@@ -176,9 +176,9 @@ static bool end_at_point(const struct kvt_store *store, struct kvt_load *load)
 	load->n_main = end > load->first ? end - load->first : 0;
 	if (info->n_sides) {
 		usable = kvt_point_last(info, load->first, has_side, &pool);
-		/* BEGIN needs pages for all from `usable` on, beside what it locks. */
+		/* BEGIN needs pages for all from `usable` on, beside those that it locks. */
 		if (load->n_main * info->page_size <= AWAITED_POSITIONS ||
-		    2ull * end - usable + kvt_point_pages(info) >= info->n_pages)
+		    load->first + (end - usable) + kvt_point_pages(info) >= info->n_pages)
 			return false;
 	}
 	return load->n_main > 0 &&
