@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The agent trace on a sixteenth of the memory, with a store that has the rest, in lockstep: as many
-# hits as a pool of all, and next to nothing computed that the store has. $1: requests. $2: the option
-# sides. Then a prompt is computed again up to where others part from it: a load brings one point.
+# hits as a pool of all, and next to nothing computed that the store has. $1: requests. $2: the
+# option sides. Then prompts are computed again up to where others part: a load brings one point.
 . "$(dirname "$0")/lib.sh"
 
 file=$(data agent_sessions.jsonl.gz) || exit $?
