@@ -75,8 +75,9 @@ struct kvt_sibling {
 	struct kvt_device *device; /* NULL: its pool was never on one */
 	struct kvt_slabs slabs;
 	struct kvt_known known;
-	int wait_ms;    /* for requests, until the feed is looked at again */
-	char said[256]; /* line of the log that was printed last */
+	int wait_ms;       /* for requests, until the feed is looked at again */
+	uint32_t failures; /* since its pool could be read */
+	char said[256];    /* line of the log that was printed last */
 };
 
 /* Print what has changed, once. */
@@ -261,10 +262,13 @@ static int turn(struct kvt_sibling *sibling)
 		kvt_feed_close(sibling->feed);
 		sibling->feed = NULL;
 	}
-	if (rc >= 0)
+	if (rc >= 0 && !sibling->ready) {
 		kvt_store_release(&sibling->ready, true);
-	else if (rc == -ECONNRESET || rc == -EOVERFLOW)
+		sibling->failures = 0;
+		say(sibling, "connected");
+	} else if (rc == -ECONNRESET || rc == -EOVERFLOW) {
 		rc = begin_again(sibling);
+	}
 	return rc >= 0 || rc == -ETIMEDOUT || rc == -EOVERFLOW ? 0 : rc;
 }
 
@@ -318,30 +322,26 @@ static void disconnect(struct kvt_sibling *sibling)
 static void *run(void *self)
 {
 	struct kvt_sibling *sibling = self;
-	uint32_t failures = 0;
-	int rc = 0;
+	int rc;
 
-	while (rc != -ESHUTDOWN) {
+	do {
 		struct kvt_error why = { .code = 0 };
 
 		rc = connect_to(sibling, &why);
-		failures = rc == 0 ? 0 : failures + 1;
-		if (rc == 0)
-			say(sibling, "connected");
 		while (rc == 0)
 			rc = turn(sibling);
 		if (sibling->failure)
 			return NULL; /* with its session open */
 		if (!why.code && rc != -ESHUTDOWN)
-			kvt_store_fail(&why, rc, "the daemon is gone: %s",
-				       kvt_client_error(sibling->client)->text);
+			why = *kvt_client_error(sibling->client);
 		disconnect(sibling);
 		if (rc == -ESHUTDOWN)
 			break;
 		say(sibling, why.text);
-		rc = refuse(sibling, kvt_backoff_ns(failures + 1, BACKOFF_FIRST_NS,
+		sibling->failures++;
+		rc = refuse(sibling, kvt_backoff_ns(sibling->failures, BACKOFF_FIRST_NS,
 						    BACKOFF_MOST_NS) / 1000000);
-	}
+	} while (rc == 0);
 	kvt_device_close(sibling->device);
 	return NULL;
 }
