@@ -256,6 +256,43 @@ TEST_WITH(windows_and_states_come_back, start_both, stop)
 	check_that_a_point_comes_back();
 }
 
+static struct kvt_test_daemon sibling;
+static struct kvt_client *sibling_worker;
+
+/* A sibling has a prompt with its point. */
+static int start_with_sibling(void **state)
+{
+	static const char *const lines = "page_size = 64\nsides = 2,1,1\n";
+
+	start_with(lines, NULL);
+	kvt_test_keys(keys, N, 1);
+	kvt_test_equal(serve(keys, N, N / page_size), 0);
+	sibling = daemon_;
+	sibling_worker = worker;
+	start_with(lines, NULL);
+	start_store("1M", (const char *[]){ "--sibling", sibling.socket, NULL });
+	return 0;
+}
+
+static int stop_with_sibling(void **state)
+{
+	stop(state);
+	kvt_client_close(sibling_worker, KVT_IDLE);
+	kvt_test_audit(&sibling);
+	kvt_test_daemon_end(&sibling);
+	return 0;
+}
+
+TEST_WITH(a_point_comes_from_a_sibling, start_with_sibling, stop_with_sibling)
+{
+	uint32_t n = N / page_size;
+
+	while (kvt_test_store_status(&peer).sibling_pages != with_sides(n))
+		;
+	kvt_test_equal(serve(keys, N, 0), n * page_size);
+	kvt_test_equal(kvt_test_store_status(&peer).sibling_read_pages, with_sides(n));
+}
+
 TEST_WITH(main_pages_without_a_point_are_not_offered, start_both, stop)
 {
 	uint32_t n = N / page_size;
