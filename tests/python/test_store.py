@@ -60,6 +60,30 @@ def test_a_scheduler_fetches_when_a_request_arrives(daemon):
         assert not namespace.fetch(range(N))
 
 
+def test_a_point_comes_back_with_its_side_pages():
+    tokens, pages = range(20 * 16 + 1), 20
+    with testing.daemon(page_size=16, n_pages=256, sides="2,1") as sided, \
+            stores.running(sided, "1M", "--load-percent=50") as store, \
+            sided.connect(sides=(2, 1), fetch_wait=60) as client:
+        namespace = client.namespace(model="store")
+        with namespace.begin(tokens) as sequence:
+            for index, kind, page in zip((18, 19, 19), (0, 0, 1), client.alloc(3).tolist()):
+                sequence.attach(index, kind, page)
+            sequence.end(len(tokens))
+        store.settled(pages + 3)
+        client.evict(255)
+        assert namespace.match(tokens).positions == 0
+        assert namespace.fetch(tokens)
+        while (fetched := client.fetched()) is None:
+            pass
+        assert fetched.positions == pages * 16
+        assert store.settled(pages + 3)["loaded_pages"] == pages + 3
+        assert namespace.match(tokens).usable == pages * 16
+        with namespace.begin(tokens) as sequence:
+            assert sequence.next == pages * 16
+            assert [len(sequence.sides(kind)) for kind in (0, 1)] == [2, 1]
+
+
 def begin(ring, namespace, keys, wait_ms):
     """Begin when what others load of it is there, or too late."""
     begun = ring.begin(namespace._id, keys, 0, force_miss=False, wait_ms=wait_ms)
