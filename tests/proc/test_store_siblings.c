@@ -292,6 +292,56 @@ TEST_WITH(a_sibling_that_restarts_with_all_it_had_is_read_again, start_supervise
 	kvt_test_until(&b.daemon, counters, counters.live_sessions == 2);
 }
 
+/* Do something to B, or to the store of A. */
+static void disturb(struct kvt_test_random *random, const uint32_t *keys)
+{
+	pid_t daemon = kvt_test_daemon_child(&b.daemon);
+
+	switch (kvt_test_random_below(random, 6)) {
+	case 0:
+		kvt_test_daemon_succeed(&b.daemon);
+		break;
+	case 1:
+		kvt_test_freeze(daemon);
+		serve(&a, keys);
+		kvt_test_check(kill(daemon, SIGCONT) == 0);
+		break;
+	case 2:
+		evict_all(&b);
+		break;
+	case 3:
+		kvt_test_equal(kvt_reset(b.worker), 0);
+		break;
+	case 4:
+		kvt_test_store_kill(&a.store);
+		kvt_test_peer_close(&a.peer);
+		kvt_test_side_store(&a, "64K", (const char *[]){ "--sibling", b.daemon.socket,
+								 NULL });
+		kvt_client_close(a.worker, KVT_IDLE); /* it looks for a store once a second */
+		kvt_test_side_connect(&a);
+		break;
+	default:
+		evict_all(&a);
+	}
+}
+
+TEST_WITH(whatever_happens_to_b_what_is_loaded_in_a_is_right, start_supervised, stop)
+{
+	struct kvt_test_random random = { .state = 11 };
+	uint32_t keys[N], n_read = 0;
+
+	for (uint32_t round = 0; round < 150; round++) {
+		kvt_test_keys(keys, N, 200 + kvt_test_random_below(&random, 8));
+		serve(&b, keys);
+		disturb(&random, keys);
+		while (round % 2 && kvt_test_store_status(&a.peer).siblings_ready == 0)
+			;
+		serve(&a, keys); /* checks the bytes */
+		n_read += kvt_test_store_status(&a.peer).sibling_read_pages > 0;
+	}
+	kvt_test_check(n_read > 0);
+}
+
 TEST_WITH(records_that_were_lost_are_made_up_for, start_with_short_feed, stop)
 {
 	uint32_t keys[N];
