@@ -41,7 +41,9 @@ SIDES = {
 
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory):
-    """A function that makes vLLM's configuration of a model, in this process."""
+    """A function that makes vLLM's configuration of a model, in this process, with states in the model's
+    type: vLLM keeps them in fp32 on CPUs with AVX-512 BF16 only."""
+    import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
 
@@ -53,6 +55,7 @@ def configured(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_run_in_subprocess", lambda function: function())
+        patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
         yield make
 
 
