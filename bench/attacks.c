@@ -85,7 +85,6 @@ void bench_attacks(const struct bench_options *options)
 					.daemon_cpu = options->daemon_cpu,
 					.client_cpu = options->client_cpu,
 					.yield = true,
-					.two_uids = options->two_uids,
 					.ns = options->quick ? QUICK_NS : PHASE_NS,
 					.cycles = LEAST_CYCLES,
 					.visits = LEAST_VISITS };

@@ -40,7 +40,6 @@ struct bench_options {
 	const char *daemon; /* program, NULL: beside this one */
 	const char *data;   /* directory with the traces */
 	const char *attack; /* only this one; NULL: all */
-	bool two_uids;      /* of attackers and innocent clients */
 };
 
 /* ---- measure.c: time, samples, results ---- */
@@ -50,7 +49,6 @@ void *bench_alloc(size_t n, size_t bytes);
 
 void bench_clock_init(void);
 uint64_t bench_clock_ns(void);
-double bench_ns(uint64_t ticks);
 
 static inline uint64_t bench_ticks(void)
 {

@@ -81,12 +81,9 @@ static void usage(FILE *to)
 		    "  --quick            fewer samples, a part of the trace\n"
 		    "  --tree WHICH       fresh, replayed or both (default)\n"
 		    "  --core             call the state machine in this process, without daemon\n"
-		    "  --client-cpu N     core of the clients (default: the first allowed)\n"
-		    "  --daemon-cpu N     core of the daemon (default: the last allowed)\n"
 		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
 		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
-		    "  --attack NAME      of the attacks only this one\n"
-		    "  --two-uids         attackers have a uid of their own; needs root\n\n"
+		    "  --attack NAME      of the attacks only this one\n\n"
 		    "Parts (default: all but flat-radix, attacks and crowd):\n");
 	for (unsigned int i = 0; i < N_PARTS; i++)
 		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
@@ -103,7 +100,8 @@ static unsigned int parse_part(const char *name)
 	exit(2);
 }
 
-static void default_cpus(struct bench_options *options)
+/* The first core that is allowed for the clients, the last one for the daemon. */
+static void choose_cpus(struct bench_options *options)
 {
 	cpu_set_t set;
 
@@ -124,12 +122,9 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		{ "quick", no_argument, NULL, 'q' },
 		{ "tree", required_argument, NULL, 't' },
 		{ "core", no_argument, NULL, 'c' },
-		{ "client-cpu", required_argument, NULL, 'C' },
-		{ "daemon-cpu", required_argument, NULL, 'D' },
 		{ "daemon", required_argument, NULL, 'd' },
 		{ "data", required_argument, NULL, 'a' },
 		{ "attack", required_argument, NULL, 'A' },
-		{ "two-uids", no_argument, NULL, 'u' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -148,12 +143,6 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		case 'c':
 			options->core = true;
 			break;
-		case 'C':
-			options->client_cpu = atoi(optarg);
-			break;
-		case 'D':
-			options->daemon_cpu = atoi(optarg);
-			break;
 		case 'd':
 			options->daemon = optarg;
 			break;
@@ -165,9 +154,6 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			break;
 		case 'A':
 			options->attack = optarg;
-			break;
-		case 'u':
-			options->two_uids = true;
 			break;
 		case 'h':
 			usage(stdout);
@@ -223,7 +209,7 @@ int main(int argc, char **argv)
 	unsigned int wanted;
 	int rc = 0;
 
-	default_cpus(&options);
+	choose_cpus(&options);
 	wanted = parse(argc, argv, &options);
 	if (!options.data)
 		options.data = "../shared/data";

@@ -79,7 +79,7 @@ void bench_clock_init(void)
 	ns_per_tick = (double)(end - ns) / (double)(bench_ticks() - ticks);
 }
 
-double bench_ns(uint64_t ticks)
+static double bench_ns(uint64_t ticks)
 {
 	return (double)ticks * ns_per_tick;
 }

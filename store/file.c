@@ -283,7 +283,7 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int re
 	return good;
 }
 
-bool kvt_file_arrived(void *self, uint32_t *ret_entry, bool *ret_good)
+static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 {
 	struct kvt_file *file = self;
 	struct kvt_file_op *op;
@@ -305,7 +305,7 @@ bool kvt_file_arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 struct kvt_below kvt_file_below(struct kvt_file *file)
 {
 	return (struct kvt_below){ .self = file, .fd = file->ring.ring_fd, .has = has,
-				   .read = begin_read, .arrived = kvt_file_arrived, .keep = keep,
+				   .read = begin_read, .arrived = arrived, .keep = keep,
 				   .ready = ready };
 }
 

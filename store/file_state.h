@@ -67,7 +67,6 @@ bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
 /** Start to write a page of the memory. `spare`: its record becomes a spare one. False: too many
  * writes are in flight, or all slots are read. */
 bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare);
-bool kvt_file_arrived(void *self, uint32_t *ret_entry, bool *ret_good);
 struct kvt_below kvt_file_below(struct kvt_file *file);
 
 #endif

@@ -40,46 +40,25 @@ int kvt_status_read(struct kvt_client *client, struct kvt_admin_status *ret_stat
 
 /* ---- reading a table */
 
-void kvt_reading_begin(struct kvt_reading *reading, struct kvt_client *client, uint32_t what,
-		       size_t record_bytes)
-{
-	*reading = (struct kvt_reading){ .client = client, .what = what,
-					 .record_bytes = record_bytes,
-					 .records = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1) };
-}
-
-int kvt_reading_next(struct kvt_reading *reading)
-{
-	struct kvt_message_admin request = { .what = reading->what, .cursor = reading->cursor };
-	int rc = kvt_admin(reading->client, &request, NULL, 0, reading->records, KVT_MESSAGE_MAX);
-
-	if (rc > 0 && request.record_bytes != reading->record_bytes)
-		rc = -EPROTO;
-	reading->over = rc < 0 || request.cursor <= reading->cursor;
-	reading->cursor = request.cursor;
-	return rc;
-}
-
-void kvt_reading_end(struct kvt_reading *reading)
-{
-	free(reading->records);
-	reading->records = NULL;
-}
-
 int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_bytes,
 		     void **ret_records, uint32_t *ret_n)
 {
+	struct kvt_message_admin request = { .what = what };
+	void *records = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1);
 	struct kvt_text all = { 0 };
-	struct kvt_reading reading;
-	int rc = 0;
+	uint64_t before;
+	int rc;
 
-	kvt_reading_begin(&reading, client, what, record_bytes);
-	while (rc >= 0 && !reading.over) {
-		rc = kvt_reading_next(&reading);
+	/* An answer may be empty and still have a successor. */
+	do {
+		before = request.cursor;
+		rc = kvt_admin(client, &request, NULL, 0, records, KVT_MESSAGE_MAX);
+		if (rc > 0 && request.record_bytes != record_bytes)
+			rc = -EPROTO;
 		if (rc > 0)
-			kvt_text_add(&all, reading.records, (size_t)rc * record_bytes);
-	}
-	kvt_reading_end(&reading);
+			kvt_text_add(&all, records, (size_t)rc * record_bytes);
+	} while (rc >= 0 && request.cursor > before);
+	free(records);
 	if (rc < 0) {
 		kvt_text_free(&all);
 		return rc;

@@ -17,23 +17,8 @@ int kvt_observe(const char *socket_path, const char *label, int64_t timeout_ns,
 int kvt_status_read(struct kvt_client *client, struct kvt_admin_status *ret_status,
 		    struct kvt_error *ret_error);
 
-/** A table that is read answer by answer. An answer may be empty and still have a successor. */
-struct kvt_reading {
-	struct kvt_client *client;
-	uint32_t what; /* enum kvt_admin_what */
-	size_t record_bytes;
-	uint64_t cursor;
-	void *records; /* of the last answer */
-	bool over;     /* no further answer */
-};
-
-void kvt_reading_begin(struct kvt_reading *reading, struct kvt_client *client, uint32_t what,
-		       size_t record_bytes);
-/** Ask once. Returns how many records came, or a negative errno; -EPROTO: of another size. */
-int kvt_reading_next(struct kvt_reading *reading);
-void kvt_reading_end(struct kvt_reading *reading);
-
-/** Read a whole table into an array that the caller frees. Negative errno: nothing was read. */
+/** Read a whole table (enum kvt_admin_what) into an array that the caller frees. Negative errno:
+ * nothing was read. */
 int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_bytes,
 		     void **ret_records, uint32_t *ret_n);
 

@@ -20,8 +20,9 @@ void kvt_usage_error(const char *command, const char *format, ...)
 	exit(KVT_EXIT_USAGE);
 }
 
-uint64_t kvt_number_of(const char *command, const char *name, const char *text, uint64_t least,
-		       uint64_t most)
+/* Read a number, or exit with an error. */
+static uint64_t number_of(const char *command, const char *name, const char *text, uint64_t least,
+			  uint64_t most)
 {
 	uint64_t value;
 
@@ -36,8 +37,8 @@ bool kvt_number_option_set(const char *command, const struct kvt_number_option *
 {
 	for (size_t i = 0; i < n; i++) {
 		if (rows[i].code == code) {
-			*rows[i].to = (uint32_t)kvt_number_of(command, rows[i].name, text,
-							      rows[i].least, rows[i].most);
+			*rows[i].to = (uint32_t)number_of(command, rows[i].name, text,
+							  rows[i].least, rows[i].most);
 			return true;
 		}
 	}
@@ -63,7 +64,7 @@ bool kvt_trace_option_set(const char *command, struct kvt_trace_options *options
 		return true;
 	}
 	if (code == KVT_TRACE_OPTION_SEED) {
-		options->seed = kvt_number_of(command, "seed", text, 0, UINT64_MAX);
+		options->seed = number_of(command, "seed", text, 0, UINT64_MAX);
 		return true;
 	}
 	return kvt_number_option_set(command, numbers, sizeof(numbers) / sizeof(numbers[0]), code,

@@ -63,9 +63,6 @@ struct kvt_number_option {
 /** Print what is wrong with the command line of `kvtlab COMMAND`, and exit. */
 void kvt_usage_error(const char *command, const char *format, ...)
 	__attribute__((noreturn, format(printf, 2, 3)));
-/** Read a number, or exit with an error. */
-uint64_t kvt_number_of(const char *command, const char *name, const char *text, uint64_t least,
-		       uint64_t most);
 /** Store the number of the row with this code. False: none has it. */
 bool kvt_number_option_set(const char *command, const struct kvt_number_option *rows, size_t n,
 			   int code, const char *text);
