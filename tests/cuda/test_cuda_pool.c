@@ -16,16 +16,15 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include "kvtrunk_wire.h"
+#include "libclient/wait.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
 
 #define PAGE 16u
 #define N_KEYS 400u
 
-static struct kvt_test_daemon daemon_;
 static const char *const backends[] = { "cuda-ipc", "cuda-vmm" };
 
 static void start(const char *backend, const char *more)
@@ -36,18 +35,12 @@ static void start(const char *backend, const char *more)
 	kvt_test_daemon_begin(&daemon_, config);
 }
 
-static void stop(void)
-{
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-}
-
 /* Close the only client of this process, and stop. */
 static void close_and_stop(struct kvt_client *client)
 {
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(*cuda_test_knob("stub_open"), 0);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Check cached pages in every slab, write the rest into every slab. */
@@ -129,17 +122,7 @@ static void share(const struct worker *worker_a, const struct worker *worker_b, 
 	kvt_test_equal(kvt_test_ask(&a, 6), N_KEYS - PAGE);
 	kvt_test_child_end(&a);
 	kvt_test_child_end(&b);
-	stop();
-}
-
-CUDA_TEST(two_processes_share_pages_in_place)
-{
-	const struct worker worker = { .n_devices = 1 };
-
-	for (int i = 0; i < 2; i++) {
-		start(backends[i], "");
-		share(&worker, &worker, 0);
-	}
+	kvt_test_daemon_end(&daemon_);
 }
 
 CUDA_TEST(a_page_number_is_valid_in_every_slab_and_slabs_are_found_by_uuid)
@@ -178,7 +161,7 @@ CUDA_TEST(one_process_opens_a_slab_once_for_all_its_clients)
 		kvt_test_equal(*open, once);
 		kvt_client_abandon(b);
 		kvt_test_equal(*open, 0);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -209,7 +192,7 @@ CUDA_TEST(a_mapping_goes_before_the_connection)
 		else
 			kvt_client_abandon(closing);
 		kvt_test_equal(n_unmapped, i + 1);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -235,9 +218,9 @@ CUDA_TEST(one_process_serves_two_daemons)
 		kvt_client_close(a, KVT_IDLE);
 		kvt_test_equal(*(volatile uint64_t *)of_b.base, 2);
 		kvt_client_close(b, KVT_IDLE);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 		daemon_ = first;
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -271,7 +254,7 @@ CUDA_TEST(a_read_only_mapping_cannot_be_written)
 	kvt_test_equal(waitpid(child.pid, &status, 0), child.pid);
 	kvt_test_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 	close(child.pipe);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	start("cuda-ipc", "");
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(kvt_pool_map_cuda(client, 0, KVT_MAP_READ_ONLY, &pool), -ENOTSUP);
@@ -356,7 +339,7 @@ CUDA_TEST(mps_shares_a_device_that_is_one_process_s)
 		setenv("KVT_STANDIN_TRAITS", i ? "exclusive,mps" : "exclusive", 1);
 		start(i ? "cuda-ipc" : "cuda-vmm", i ? "pool_bytes = 10%\n" : "mps = yes\n");
 		kvt_test_equal(serve_once(1, 1), 0);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 	fails_to_start("backend = cuda-ipc\nmps = no\n", "Exclusive Process");
 }
@@ -385,7 +368,7 @@ CUDA_TEST(devices_are_named_by_number_by_uuid_or_all)
 	}
 	setenv("KVT_STANDIN_TRAITS", "mig", 1);
 	start("cuda-vmm", "devices = MIG-6b767400-0000-0000-0000-000000004d01\n");
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void hold_memory(int pipe, void *context)
@@ -412,7 +395,7 @@ static void expect_budget(int backend, const char *percent, uint32_t n_pages, ui
 	kvt_test_equal(kvt_client_info(client)->n_pages, n_pages);
 	kvt_test_equal(kvt_client_info(client)->pool_bytes, pool_bytes);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 CUDA_TEST(a_budget_in_per_cent_is_of_the_fullest_device_s_free_memory)
@@ -457,7 +440,7 @@ CUDA_TEST(slabs_are_open_to_network_adapters_where_the_device_is)
 	for (int i = 0; i < 2; i++) {
 		start(backends[i], "");
 		kvt_test_equal(serve_once(1, 3), 0);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -485,7 +468,7 @@ CUDA_TEST(the_daemon_keeps_only_what_its_backend_needs)
 		pid = daemon_.pid;
 		kvt_test_equal(contexts_of(pid), i ? 0 : 2);
 		kvt_client_close(kvt_test_connect(&daemon_), KVT_IDLE);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 		kvt_test_equal(cuda_test_left_open(pid, NULL), i ? 0 : 4);
 	}
 }
@@ -566,7 +549,7 @@ CUDA_TEST(old_clients_that_still_hold_the_memory_are_named_and_waited_for)
 	kvt_test_check(kvt_test_daemon_await(&daemon_, held_by));
 	kvt_test_child_kill(&client, SIGKILL);
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1")); /* and now there is room */
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void *last_thread(void *pipe)
@@ -606,7 +589,7 @@ CUDA_TEST(an_ending_process_holds_memory_until_it_has_ended)
 	kvt_test_send(client.pipe, 2);
 	kvt_test_child_finish(&client);
 	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- a client that maps */
@@ -644,7 +627,7 @@ CUDA_TEST(every_call_of_a_client_s_mapping_fails_once)
 		}
 		kvt_test_check(n > 4);
 		unsetenv("KVT_STANDIN_TRAITS");
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -679,7 +662,7 @@ CUDA_TEST(a_suspended_client_has_nothing_on_the_device_and_finds_its_cache)
 		kvt_test_equal(kvt_client_suspend(client), 0);
 		kvt_client_close(client, KVT_IDLE);
 		kvt_test_equal(*open, before);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 	driver.primary_release(0);
 }
@@ -708,7 +691,7 @@ CUDA_TEST(another_client_of_the_process_keeps_the_mapping_of_a_suspended_one)
 		kvt_test_equal(*open, once);
 		kvt_client_abandon(a);
 		kvt_test_equal(*open, 0);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -775,7 +758,7 @@ CUDA_TEST(work_of_a_stream_keeps_its_client_awake)
 	kvt_test_equal(kvt_client_resume(client), 0);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(driver.stream_destroy(stream), 0);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void expect_refusal(const struct kvt_test_daemon *of, int device, int error,
@@ -812,10 +795,10 @@ CUDA_TEST(the_traps_have_names)
 	kvt_test_equal(kvt_pool_map_cuda(observer, 0, 0, &pool), -ENOTSUP);
 	kvt_test_equal(kvt_pool_map(observer, &pool), -ENOTSUP);
 	kvt_client_close(observer, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	start("host", "");
 	expect_refusal(&daemon_, 0, -ENOTSUP, "kvt_pool_map()");
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* The driver refuses the handle with this error. */
@@ -838,13 +821,13 @@ CUDA_TEST(what_the_driver_says_of_a_handle_is_said)
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "800", -ENOTSUP, "set backend = cuda-vmm");
 	expect_refusal_by("cuIpcOpenMemHandle_v2", "1", -EIO, "invalid argument");
 	expect_refusal_by("cuDevicePrimaryCtxRetain", "2", -ENOMEM, "out of memory");
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	start("cuda-vmm", "");
 	expect_refusal_by("cuMemImportFromShareableHandle", "2", -ENOMEM, "out of memory");
 	expect_refusal_by("cuMemImportFromShareableHandle", "801", -ENOTSUP,
 			  "set backend = cuda-ipc");
 	expect_refusal_by("cuMemMap", "1", -EIO, "invalid argument");
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 CUDA_TEST(a_driver_that_maps_nothing_read_only_is_named)
@@ -876,7 +859,7 @@ CUDA_TEST(another_mig_instance_is_named)
 	kvt_test_child_start(&child, see_another_mig_instance, NULL);
 	kvt_test_expect(child.pipe, 1);
 	kvt_test_child_finish(&child);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void map_after_the_daemon_s_death(int pipe, void *context)
@@ -912,7 +895,7 @@ CUDA_TEST(an_exporter_that_is_gone_is_named)
 	kvt_test_expect(child.pipe, 3);
 	kvt_test_child_finish(&child);
 	kvt_test_daemon_start(&daemon_, NULL); /* removes what the dead one left */
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void map_as_another_user(int pipe, void *context)
@@ -951,7 +934,7 @@ CUDA_TEST(another_user_s_ipc_handle_is_named)
 		kvt_test_child_start(&child, map_as_another_user, &i);
 		kvt_test_expect(child.pipe, 1);
 		kvt_test_child_finish(&child);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -1032,7 +1015,7 @@ CUDA_TEST(pid_namespaces_that_the_driver_mixes_up_are_named)
 
 		start(backends[i % 2], "");
 		status = in_namespace(i % 2, daemon_.pid + i / 2);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 		if (status == 77)
 			cuda_test_skip("PID namespaces and numbers may not be made here");
 		kvt_test_equal(status, 0);
@@ -1129,14 +1112,6 @@ CUDA_TEST(vmm_pages_of_a_killed_client_wait_until_nothing_writes_them)
 	kill_writers("cuda-vmm");
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
 /* Returns its session. */
 static uint64_t kill_a_writer(void)
 {
@@ -1170,20 +1145,20 @@ static void expect_no_quarantine(void)
 
 CUDA_TEST(under_mps_a_time_of_grace_is_added)
 {
-	uint64_t begin_ns;
+	int64_t begin_ns;
 
 	start("cuda-vmm", "mps = yes\nmps_grace_ms = 300\n");
-	begin_ns = now_ns();
+	begin_ns = kvt_client_now_ns();
 	expect_no_quarantine();
-	kvt_test_check(now_ns() - begin_ns >= 300000000);
-	stop();
+	kvt_test_check(kvt_client_now_ns() - begin_ns >= 300000000);
+	kvt_test_daemon_end(&daemon_);
 	/* So long that only an operator ends it. */
 	start("cuda-ipc", "mps = yes\nmps_grace_ms = 86400000\n");
 	expect_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	start("cuda-ipc", "mps = no\nmps_grace_ms = 86400000\n");
 	expect_no_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* The grace time begins with the later of hang-up and exit. */
@@ -1192,7 +1167,8 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 	for (int i = 0; i < 2; i++) {
 		struct writer writer = { .child_holds = i == 0, .hangs_up = i == 1 };
 		struct kvt_test_child child;
-		uint64_t session, begin_ns;
+		uint64_t session;
+		int64_t begin_ns;
 
 		start("cuda-vmm", "mps = yes\nmps_grace_ms = 200\n");
 		kvt_test_child_start(&child, writer_run, &writer);
@@ -1200,24 +1176,25 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 		if (i == 0)
 			kvt_test_child_kill(&child, SIGKILL);
 		kvt_test_session_ended(&daemon_, (uint32_t)session);
-		begin_ns = now_ns();
-		while (now_ns() - begin_ns < 250000000) /* more than the time, with one sign */
+		begin_ns = kvt_client_now_ns();
+		/* More than the time, with one sign. */
+		while (kvt_client_now_ns() - begin_ns < 250000000)
 			kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
-		begin_ns = now_ns();
+		begin_ns = kvt_client_now_ns();
 		if (i == 0)
 			kvt_test_equal(kill((pid_t)(session >> 32), SIGKILL), 0);
 		else
 			kvt_test_child_kill(&child, SIGKILL);
 		await_no_quarantine();
-		kvt_test_check(now_ns() - begin_ns >= 200000000);
-		stop();
+		kvt_test_check(kvt_client_now_ns() - begin_ns >= 200000000);
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
 CUDA_TEST(mps_is_noticed)
 {
 	char control[120];
-	uint64_t begin_ns;
+	int64_t begin_ns;
 
 	/* MPS found by its control pipe. */
 	snprintf(control, sizeof(control), "%s/control", devices.dir);
@@ -1225,28 +1202,28 @@ CUDA_TEST(mps_is_noticed)
 	setenv("CUDA_MPS_PIPE_DIRECTORY", devices.dir, 1);
 	start("cuda-ipc", "mps = auto\nmps_grace_ms = 86400000\n");
 	expect_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	unlink(control);
 	/* MPS starts later: what was found is cached for a second. */
 	start("cuda-ipc", "mps_grace_ms = 86400000\n");
 	expect_no_quarantine();
-	begin_ns = now_ns();
+	begin_ns = kvt_client_now_ns();
 	kvt_test_equal(mkfifo(control, 0600), 0);
-	while (now_ns() - begin_ns < 1100000000)
+	while (kvt_client_now_ns() - begin_ns < 1100000000)
 		kvt_test_status(&daemon_);
 	expect_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	unlink(control);
 	/* MPS reported by the driver. */
 	setenv("KVT_STANDIN_TRAITS", "mps", 1);
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
 	expect_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	unsetenv("KVT_STANDIN_TRAITS");
 	/* No MPS. */
 	start("cuda-vmm", "mps_grace_ms = 86400000\n");
 	expect_no_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- a daemon's successor */
@@ -1273,7 +1250,7 @@ CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
 	for (uint32_t seed = 1; seed <= 2; seed++)
 		kvt_test_equal(serve_once(2, seed), N_KEYS - PAGE);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "cold_start"));
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* A successor does not know how long a dead client's work has been running: the grace time
@@ -1291,14 +1268,14 @@ CUDA_TEST(quarantine_outlives_the_daemon)
 	kvt_test_equal(kvt_test_settled(&daemon_).quarantined_pages, 64);
 	fence_session(session);
 	await_no_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	/* It asks the driver itself after the grace time. */
 	kvt_test_daemon_begin_supervised(&daemon_, "backend = cuda-vmm\nmps = yes\n"
 					 "mps_grace_ms = 300\n");
 	kill_a_writer();
 	kvt_test_daemon_succeed(&daemon_);
 	await_no_quarantine();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 CUDA_TEST(memory_that_lost_its_contents_is_not_taken_up)
@@ -1316,7 +1293,7 @@ CUDA_TEST(memory_that_lost_its_contents_is_not_taken_up)
 	kvt_test_daemon_succeed(&daemon_);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "lost its contents"));
 	kvt_test_equal(serve_once(1, 1), 0);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Device memory does not record options: it is recovered only under the same ones. */
@@ -1345,7 +1322,7 @@ CUDA_TEST(slabs_of_other_devices_are_not_taken_up)
 		if (!kvt_test_daemon_said(&daemon_, cases[i].text))
 			kvt_test_fail("it did not say '%s'", cases[i].text);
 		kvt_test_check(!kvt_test_daemon_said(&daemon_, "waits_for_memory"));
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -1367,7 +1344,7 @@ CUDA_TEST(an_ipc_pool_ends_with_its_daemon_and_clients_are_told)
 		kvt_test_fail("%d: %s", rc, kvt_client_error(client)->text);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_equal(serve_once(1, 1), 0);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* The n-th call of a successor fails, for every n: it recovers all, or starts cold, or the next one
@@ -1392,7 +1369,7 @@ CUDA_TEST(every_call_of_a_successor_s_start_fails_once)
 		reused = serve_once(1, 1);
 		kvt_test_check(reused == 0 || reused == N_KEYS - PAGE);
 		whole = reused && !kvt_test_daemon_said(&daemon_, "start_failed") ? whole + 1 : 0;
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 	kvt_test_check(n > 15);
 }

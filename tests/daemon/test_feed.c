@@ -16,7 +16,6 @@
 #define PAGE 16u
 #define PAGES 4096u
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_client *worker, *reader;
 static struct kvt_feed *feed;
 static uint32_t namespace_id;
@@ -35,36 +34,11 @@ static void connect_all(void)
 	feed = NULL;
 }
 
-static int start(const char *more)
+static int start(void **state)
 {
-	kvt_test_daemon_begin(&daemon_, more);
+	kvt_test_daemon_begin(&daemon_, *state);
 	connect_all();
 	return 0;
-}
-
-static int start_plain(void **state)
-{
-	return start(NULL);
-}
-
-static int start_small(void **state)
-{
-	return start("feed_bytes = 1M\nfeed_used = yes\n");
-}
-
-static int start_with_sides(void **state)
-{
-	return start("sides = 1,2\n");
-}
-
-static int start_hidden(void **state)
-{
-	return start("arena_visible = no\n");
-}
-
-static int start_without(void **state)
-{
-	return start("feed_bytes = 0\n");
 }
 
 static int start_supervised(void **state)
@@ -79,10 +53,10 @@ static int stop(void **state)
 	kvt_feed_close(feed);
 	kvt_client_close(worker, KVT_IDLE);
 	kvt_client_close(reader, KVT_IDLE);
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
+	return kvt_test_end(state);
 }
+
+#define SMALL "feed_bytes = 1M\nfeed_used = yes\n"
 
 static void forget(void)
 {
@@ -170,7 +144,7 @@ static void change(uint32_t what, uint64_t argument)
 	kvt_test_check(kvt_admin(reader, &request, NULL, 0, answer, sizeof(answer)) >= 0);
 }
 
-TEST_WITH(records_tell_what_is_cached_and_what_stops_being_so, start_plain, stop)
+TEST_WITH(records_tell_what_is_cached_and_what_stops_being_so, start, stop)
 {
 	uint32_t root = 0, behind = 0;
 
@@ -196,7 +170,7 @@ TEST_WITH(records_tell_what_is_cached_and_what_stops_being_so, start_plain, stop
 	kvt_test_equal(cleared_to, 2);
 }
 
-TEST_WITH(a_snapshot_is_what_is_cached_and_changes_follow_it, start_plain, stop)
+TEST_WITH(a_snapshot_is_what_is_cached_and_changes_follow_it, start, stop)
 {
 	for (uint32_t i = 0; i < 50; i++)
 		cache(1000 + 500 * i, (1 + i % 7) * PAGE);
@@ -211,7 +185,7 @@ TEST_WITH(a_snapshot_is_what_is_cached_and_changes_follow_it, start_plain, stop)
 	expect_all_known();
 }
 
-TEST_WITH(side_pages_are_told, start_with_sides, stop)
+TEST_FROM(side_pages_are_told, start, stop, "sides = 1,2\n")
 {
 	uint32_t keys[3 * PAGE], pages[2];
 	struct kvt_side sides[2];
@@ -247,7 +221,7 @@ TEST_WITH(side_pages_are_told, start_with_sides, stop)
 	kvt_test_equal(n_known, 0);
 }
 
-TEST_WITH(a_slow_subscriber_overflows_and_takes_a_snapshot, start_small, stop)
+TEST_FROM(a_slow_subscriber_overflows_and_takes_a_snapshot, start, stop, SMALL)
 {
 	open_feed();
 	kvt_test_equal(catch_up(), 0);
@@ -261,7 +235,7 @@ TEST_WITH(a_slow_subscriber_overflows_and_takes_a_snapshot, start_small, stop)
 	kvt_test_check(n_known > 1000);
 }
 
-TEST_WITH(used_pages_are_told_if_asked_for, start_small, stop)
+TEST_FROM(used_pages_are_told_if_asked_for, start, stop, SMALL)
 {
 	open_feed();
 	cache(1000, 4 * PAGE);
@@ -271,13 +245,13 @@ TEST_WITH(used_pages_are_told_if_asked_for, start_small, stop)
 	kvt_test_equal(first_keys[used_page], 1000 + 3 * PAGE);
 }
 
-TEST_WITH(it_is_refused_where_keys_are_not_shown, start_hidden, stop)
+TEST_FROM(it_is_refused_where_keys_are_not_shown, start, stop, "arena_visible = no\n")
 {
 	kvt_test_equal(kvt_feed_open(reader, &feed), -EACCES);
 	kvt_test_check(strstr(kvt_client_error(reader)->text, "arena_visible = yes"));
 }
 
-TEST_WITH(it_is_refused_without_memory_for_it, start_without, stop)
+TEST_FROM(it_is_refused_without_memory_for_it, start, stop, "feed_bytes = 0\n")
 {
 	kvt_test_equal(kvt_feed_open(reader, &feed), -ENOTSUP);
 	kvt_test_check(strstr(kvt_client_error(reader)->text, "feed_bytes = 16M"));
@@ -301,7 +275,7 @@ static bool refused_at(int which, rlim_t limit, int error)
 	return true;
 }
 
-TEST_WITH(it_is_refused_where_it_cannot_be_made, start_plain, stop)
+TEST_WITH(it_is_refused_where_it_cannot_be_made, start, stop)
 {
 	uint32_t before = kvt_test_daemon_descriptors(&daemon_), limit = 3;
 	unsigned long pages;
@@ -324,7 +298,7 @@ TEST_WITH(it_is_refused_where_it_cannot_be_made, start_plain, stop)
 	expect_all_known();
 }
 
-TEST_WITH(a_client_has_one_feed, start_plain, stop)
+TEST_WITH(a_client_has_one_feed, start, stop)
 {
 	struct kvt_feed *second;
 
@@ -334,7 +308,7 @@ TEST_WITH(a_client_has_one_feed, start_plain, stop)
 	open_feed();
 }
 
-TEST_WITH(it_is_made_for_the_first_subscriber_and_dropped_with_the_last, start_plain, stop)
+TEST_WITH(it_is_made_for_the_first_subscriber_and_dropped_with_the_last, start, stop)
 {
 	uint32_t before = kvt_test_daemon_descriptors(&daemon_);
 	struct kvt_feed *second;
@@ -362,7 +336,7 @@ TEST_WITH(it_is_made_for_the_first_subscriber_and_dropped_with_the_last, start_p
 	kvt_test_equal(kvt_test_daemon_descriptors(&daemon_), before);
 }
 
-TEST_WITH(its_descriptor_cannot_write, start_plain, stop)
+TEST_WITH(its_descriptor_cannot_write, start, stop)
 {
 	struct kvt_message_feed message = { .head.type = KVT_MSG_FEED, .on = 1 };
 	int fd = -1;
@@ -390,7 +364,7 @@ TEST_WITH(after_a_restart_subscribers_ask_again, start_supervised, stop)
 	kvt_test_equal(n_known, 26);
 }
 
-TEST_WITH(a_forked_child_has_no_feed, start_plain, stop)
+TEST_WITH(a_forked_child_has_no_feed, start, stop)
 {
 	struct kvt_feed_record record;
 	int status;

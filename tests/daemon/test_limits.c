@@ -18,24 +18,9 @@
 
 #define PAGE 16u
 
-static struct kvt_test_daemon daemon_;
+#define DEFAULTS "max_private_pages = 75%\nn_pages = 1025\n"
 
-static int start_with_defaults(void **state)
-{
-	(void)state;
-	kvt_test_daemon_begin(&daemon_, "max_private_pages = 75%\nn_pages = 1025\n");
-	return 0;
-}
-
-static int stop(void **state)
-{
-	(void)state;
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
-
-TEST_WITH(two_engines_of_256_sequences_fit_by_default, start_with_defaults, stop)
+TEST_WITH_DAEMON(two_engines_of_256_sequences_fit_by_default, DEFAULTS)
 {
 	struct kvt_client *engines[2] = { kvt_test_connect(&daemon_), kvt_test_connect(&daemon_) };
 	uint32_t keys[PAGE];
@@ -64,7 +49,7 @@ static uint32_t hoard(struct kvt_client *client)
 	return all;
 }
 
-TEST_WITH(hoarders_leave_pages_for_each_newcomer, start_with_defaults, stop)
+TEST_WITH_DAEMON(hoarders_leave_pages_for_each_newcomer, DEFAULTS)
 {
 	struct kvt_client *hog = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
 	struct kvt_client *third = kvt_test_connect(&daemon_);
@@ -78,14 +63,6 @@ TEST_WITH(hoarders_leave_pages_for_each_newcomer, start_with_defaults, stop)
 	kvt_client_close(other, KVT_IDLE);
 	kvt_test_equal(hoard(hog), 256); /* alone, it may have all */
 	kvt_client_close(hog, KVT_IDLE);
-}
-
-static int start_for_everybody(void **state)
-{
-	(void)state;
-	kvt_test_daemon_begin(&daemon_, "max_sessions = 8\nsocket_mode = 0666\n");
-	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
-	return 0;
 }
 
 /* Open sessions as long as there are places. */
@@ -115,7 +92,8 @@ static void connect_as(int pipe, void *context)
 	kvt_test_receive(pipe, &(uint64_t){ 0 });
 }
 
-TEST_WITH(the_last_session_is_an_administrators, start_for_everybody, stop)
+TEST_WITH_DAEMON(the_last_session_is_an_administrators,
+		 "max_sessions = 8\nsocket_mode = 0666\n")
 {
 	static const uint64_t expected[] = { 7, 0 }; /* 7/8 are a uid's, the last place no one's */
 	struct kvt_test_child children[2];

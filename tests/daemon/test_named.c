@@ -24,21 +24,8 @@
 #define LATENT                                                                                    \
 	"n_layers = 2\nn_kv_heads = 1\nhead_dim = 24\nkv_layout = latent\npage_bytes = 0\n"
 
-static struct kvt_test_daemon daemon_;
-
 static const struct kvt_pool_geometry shape = { .n_layers = 2, .n_kv_heads = 2, .head_dim = 8,
 						.type = KVT_ELEMENT_FP16 };
-
-static void start(const char *config)
-{
-	kvt_test_daemon_begin(&daemon_, config);
-}
-
-static void stop(void)
-{
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-}
 
 static struct kvt_options options_of(uint32_t flags, const char *fingerprint,
 				     const struct kvt_pool_geometry *geometry)
@@ -79,30 +66,30 @@ TEST(a_session_names_what_it_takes_pages_for)
 	static const char *const configs[] = { SHAPE, "fingerprint = weights=abc\n" };
 
 	for (int i = 0; i < 2; i++) {
-		start(configs[i]);
+		kvt_test_daemon_begin(&daemon_, configs[i]);
 		refused(options_of(0, NULL, NULL), "KVT_ANY_GEOMETRY");
 		refused(options_of(KVT_HELLO_NO_RESUME, "", NULL), "options.fingerprint");
 		accepted(options_of(KVT_ANY_GEOMETRY, NULL, NULL));
 		accepted(options_of(KVT_HELLO_OBSERVE, NULL, NULL));
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
-	start(NULL); /* page_bytes: no geometry to name */
+	kvt_test_daemon_begin(&daemon_, NULL); /* page_bytes: no geometry to name */
 	accepted(options_of(0, NULL, NULL));
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(sides_are_asked_for_and_name_no_content)
 {
-	start(SHAPE "sides = 2,1\n");
+	kvt_test_daemon_begin(&daemon_, SHAPE "sides = 2,1\n");
 	accepted(options_of(0, "sides=2,1", &shape));
 	accepted(options_of(KVT_ANY_GEOMETRY, "sides=2,1", NULL));
 	refused(options_of(0, "sides=2,1", NULL), "KVT_ANY_GEOMETRY");
 	refused(options_of(KVT_ANY_GEOMETRY, "sides=", NULL), "drop 'sides'");
 	refused(options_of(KVT_ANY_GEOMETRY, "sides=3", NULL), "put 'sides = 3' into");
-	stop();
-	start("sides = 1\n"); /* page_bytes: no other content to name */
+	kvt_test_daemon_end(&daemon_);
+	kvt_test_daemon_begin(&daemon_, "sides = 1\n"); /* page_bytes: no other content to name */
 	accepted(options_of(0, "sides=1", NULL));
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(a_member_names_it_too)
@@ -111,7 +98,7 @@ TEST(a_member_names_it_too)
 	struct kvt_group_token token;
 	struct kvt_client *leader, *member;
 
-	start(SHAPE);
+	kvt_test_daemon_begin(&daemon_, SHAPE);
 	options = options_of(0, NULL, &shape);
 	kvt_test_equal(kvt_client_connect(&leader, &options, NULL), 0);
 	kvt_test_equal(kvt_group_open(leader, 2, NULL, &token), 0);
@@ -123,7 +110,7 @@ TEST(a_member_names_it_too)
 	kvt_test_equal(kvt_client_connect(&member, &options, NULL), 0);
 	kvt_client_close(leader, KVT_IDLE);
 	kvt_client_close(member, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(a_difference_is_told_as_the_client_sees_it)
@@ -131,7 +118,7 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	struct kvt_pool_geometry other = shape;
 	struct kvt_options options;
 
-	start(SHAPE "fingerprint = weights=abc\n");
+	kvt_test_daemon_begin(&daemon_, SHAPE "fingerprint = weights=abc\n");
 	accepted(options_of(0, NULL, &shape)); /* scales of 0 are the default */
 	accepted(options_of(0, "weights=abc", NULL));
 	accepted(options_of(0, "kv=fp16.2x2x8;weights=abc", &shape));
@@ -155,7 +142,7 @@ TEST(a_difference_is_told_as_the_client_sees_it)
 	options = options_of(KVT_HELLO_OBSERVE, NULL, NULL);
 	options.page_size = 32;
 	refused(options, "the daemon has page_size 16, the client asked for 32");
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(a_library_of_another_abi_is_refused_with_the_cure)
@@ -165,7 +152,7 @@ TEST(a_library_of_another_abi_is_refused_with_the_cure)
 	struct pollfd look;
 	char text[128];
 
-	start("");
+	kvt_test_daemon_begin(&daemon_, "");
 	look = (struct pollfd){ .fd = kvt_test_dial(&daemon_), .events = POLLIN };
 	hello.head.version--;
 	kvt_test_check(send(look.fd, &hello, sizeof(hello), 0) == sizeof(hello));
@@ -176,7 +163,7 @@ TEST(a_library_of_another_abi_is_refused_with_the_cure)
 		 "install libkvtrunk and kvtrunkd of one release", KVT_ABI, KVT_ABI - 1);
 	kvt_test_check(strcmp(answer.text, text) == 0);
 	close(look.fd);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* The address of a page that is not in one piece would be inside other pages. */
@@ -191,7 +178,7 @@ TEST(a_page_has_an_address_where_it_is_in_one_piece)
 		struct kvt_pool pool;
 		uint64_t bytes;
 
-		start(configs[i]);
+		kvt_test_daemon_begin(&daemon_, configs[i]);
 		client = kvt_test_connect(&daemon_);
 		bytes = kvt_client_info(client)->page_bytes;
 		kvt_test_equal(kvt_pool_map(client, &pool), 0);
@@ -202,7 +189,7 @@ TEST(a_page_has_an_address_where_it_is_in_one_piece)
 		kvt_test_check(kvt_page_address(&pool, UINT32_MAX) == NULL);
 		kvt_test_equal(kvt_pool_view(client, &pool, 0, &view), i ? 0 : -ENODATA);
 		kvt_client_close(client, KVT_IDLE);
-		stop();
+		kvt_test_daemon_end(&daemon_);
 	}
 }
 
@@ -212,7 +199,7 @@ TEST(a_failed_connect_says_in_which_state_the_instance_is)
 	struct kvt_client *client, *last;
 	struct kvt_error error;
 
-	start("max_sessions = 1\n");
+	kvt_test_daemon_begin(&daemon_, "max_sessions = 1\n");
 	options = options_of(0, NULL, NULL);
 	kvt_test_equal(kvt_client_connect(&client, &options, &error), 0);
 	kvt_test_equal(kvt_client_error(client)->attach_state, KVT_ATTACH_OK);
@@ -222,7 +209,7 @@ TEST(a_failed_connect_says_in_which_state_the_instance_is)
 	kvt_test_equal(kvt_client_connect(&last, &options, &error), -EPROTO);
 	kvt_test_equal(error.attach_state, KVT_ATTACH_REFUSED);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 	options.flags = 0;
 	options.connect_wait_ns = -1;
 	kvt_test_check(kvt_client_connect(&last, &options, &error) < 0);

@@ -18,32 +18,8 @@
 #define HUNGRY 65531u
 #define CANNOT 7777u
 
-static struct kvt_test_daemon daemon_;
-
-static int start(const char *more)
-{
-	kvt_test_daemon_begin(&daemon_, more);
-	kvt_test_check(chmod(daemon_.dir, 0755) == 0);
-	return 0;
-}
-
-static int start_default(void **state)
-{
-	return start("max_private_pages = 75%\n");
-}
-
-static int start_small(void **state)
-{
-	return start("socket_mode = 0666\nmax_sessions = 16\nmax_namespaces = 16\n"
-		     "max_nodes = 64\n");
-}
-
-static int stop(void **state)
-{
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
+#define DEFAULT "max_private_pages = 75%\n"
+#define SMALL "socket_mode = 0666\nmax_sessions = 16\nmax_namespaces = 16\nmax_nodes = 64\n"
 
 /* Returns false if this test may not become another user. */
 static bool become(int pipe, uid_t uid)
@@ -75,7 +51,7 @@ static int begin(struct kvt_client *client, uint32_t space, uint32_t first, uint
 	return kvt_seq_begin(client, space, keys, n, 0, 0, ret_seq);
 }
 
-TEST_WITH(two_engines_meet_no_limit, start_default, stop)
+TEST_WITH_DAEMON(two_engines_meet_no_limit, DEFAULT)
 {
 	struct kvt_client *engines[2];
 	struct kvt_seq *seq;
@@ -126,7 +102,7 @@ static void use_the_rest(struct kvt_client *client)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-TEST_WITH(all_sessions_are_not_for_one_user, start_small, stop)
+TEST_WITH_DAEMON(all_sessions_are_not_for_one_user, SMALL)
 {
 	struct kvt_test_child hungry;
 	uint64_t word = 0;
@@ -140,7 +116,7 @@ TEST_WITH(all_sessions_are_not_for_one_user, start_small, stop)
 	kvt_test_child_finish(&hungry);
 }
 
-TEST_WITH(all_namespaces_are_not_for_one, start_small, stop)
+TEST_WITH_DAEMON(all_namespaces_are_not_for_one, SMALL)
 {
 	struct kvt_client *hungry = kvt_test_connect(&daemon_);
 	uint64_t digest[2] = { 0, 99 };
@@ -156,7 +132,7 @@ TEST_WITH(all_namespaces_are_not_for_one, start_small, stop)
 }
 
 /* Two nodes per lease: its own, and the rest of one that it split. */
-TEST_WITH(all_nodes_are_not_for_one, start_small, stop)
+TEST_WITH_DAEMON(all_nodes_are_not_for_one, SMALL)
 {
 	struct kvt_client *hungry = kvt_test_connect(&daemon_);
 	uint32_t n = 0, space = kvt_test_namespace(hungry, "hungry");
@@ -173,7 +149,7 @@ TEST_WITH(all_nodes_are_not_for_one, start_small, stop)
 }
 
 /* Published and locked: a limit of private pages does not bind it. */
-TEST_WITH(all_pages_are_not_for_one, start_default, stop)
+TEST_WITH_DAEMON(all_pages_are_not_for_one, DEFAULT)
 {
 	struct kvt_client *hungry = kvt_test_connect(&daemon_);
 	struct kvt_client *client = kvt_test_connect(&daemon_);

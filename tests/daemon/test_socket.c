@@ -11,8 +11,6 @@
 #include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
 
-static struct kvt_test_daemon daemon_;
-
 static void await_words(const char *words)
 {
 	while (!kvt_test_daemon_said(&daemon_, words))
@@ -176,7 +174,8 @@ TEST(the_name_of_a_passed_socket_is_left_to_the_manager)
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "systemctl restart"));
 	kvt_test_equal(inode_of(daemon_.socket), 0);
 	close(daemon_.notify + 1);
-	kvt_test_daemon_end(&daemon_);
+	kvt_test_daemon_stop(&daemon_);
+	kvt_test_daemon_remove(&daemon_);
 }
 
 /* The daemon stands still, so its name stays lost. */

@@ -17,11 +17,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kvt_cuda.h"
+#include "libclient/wait.h"
 #include "tests/lib/harness.h"
+#include "tests/lib/raw.h"
 
 #define GPU_THREADS 128u
 
@@ -115,10 +116,7 @@ static inline void gpu_read(struct gpu *gpu, void *to, uint64_t from, size_t byt
 
 static inline uint64_t gpu_now_ns(void)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+	return (uint64_t)kvt_client_now_ns();
 }
 
 static inline bool gpu_emulated(void)
@@ -187,17 +185,7 @@ static inline int gpu_test_end(void)
 
 static inline void gpu_send_fd(int pipe, int fd)
 {
-	union {
-		struct cmsghdr header;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .header = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
-				  .cmsg_type = SCM_RIGHTS } };
-	struct iovec part = { .iov_base = (char[]){ 'f' }, .iov_len = 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				  .msg_controllen = sizeof(control) };
-
-	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-	kvt_test_equal(sendmsg(pipe, &message, MSG_NOSIGNAL), 1);
+	kvt_test_check(kvt_test_send_fds(pipe, "f", 1, &fd, 1));
 }
 
 static inline int gpu_receive_fd(int pipe)

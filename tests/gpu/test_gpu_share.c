@@ -612,7 +612,7 @@ static void kill_a_writer(bool vmm)
 {
 	struct kvt_test_child watcher = helper(), writer = helper();
 	struct memory memory = order_make(&watcher, vmm, 4 * MIB);
-	uint64_t signs_ns[2], begin_ns, late, started;
+	uint64_t signs_ns[2] = { 0 }, begin_ns, late, started;
 	int status;
 
 	memset(shared, 0, 4096);

@@ -22,10 +22,13 @@
 
 #include <cmocka.h>
 
-/** A test; TEST_WITH: one with what runs before and after it (NULL: nothing); TEST_OF: the fields
- * of its struct CMUnitTest behind the name. */
+/** A test; TEST_WITH: one with what runs before and after it (NULL: nothing); TEST_FROM: also with
+ * the text that *state has before it; TEST_OF: the fields of its struct CMUnitTest behind the name.
+ */
 #define TEST(name) TEST_OF(name, name, NULL, NULL, NULL)
 #define TEST_WITH(name, setup, teardown) TEST_OF(name, name, setup, teardown, NULL)
+#define TEST_FROM(name, setup, teardown, text)                                                    \
+	TEST_OF(name, name, setup, teardown, (void *)(uintptr_t)(text))
 #define TEST_OF(name, ...)                                                                        \
 	static void name(void **state);                                                           \
 	static __attribute__((constructor)) void kvt_add_##name(void)                             \

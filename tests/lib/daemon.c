@@ -148,7 +148,7 @@ void kvt_test_daemon_prepare(struct kvt_test_daemon *daemon, const char *more)
 
 	*daemon = (struct kvt_test_daemon){ .pid = -1 };
 	snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/kvt-test-XXXXXX");
-	kvt_test_check(mkdtemp(daemon->dir));
+	kvt_test_check(mkdtemp(daemon->dir) && chmod(daemon->dir, 0755) == 0);
 	/* Remove leftovers of an earlier process with the same number. */
 	snprintf(daemon->name, sizeof(daemon->name), "test-%d-%u-%s", (int)getpid(), count++,
 		 strrchr(daemon->dir, '-') + 1);
@@ -449,8 +449,23 @@ void kvt_test_daemon_begin_logged(struct kvt_test_daemon *daemon, const char *mo
 
 void kvt_test_daemon_end(struct kvt_test_daemon *daemon)
 {
+	kvt_test_audit(daemon);
 	kvt_test_daemon_stop(daemon);
 	if (daemon->logged)
 		verify(daemon);
 	kvt_test_daemon_remove(daemon);
+}
+
+struct kvt_test_daemon daemon_;
+
+int kvt_test_begin(void **state)
+{
+	kvt_test_daemon_begin(&daemon_, *state);
+	return 0;
+}
+
+int kvt_test_end(void **state)
+{
+	kvt_test_daemon_end(&daemon_);
+	return 0;
 }

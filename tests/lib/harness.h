@@ -44,7 +44,7 @@ struct kvt_test_daemon {
 	bool traced;     /* spawned processes are traced by this one, if permitted */
 	bool supervised; /* started with --supervise */
 	bool logged;     /* it writes DIR/operations, which kvt_test_daemon_end() verifies */
-	char dir[64];    /* holds everything below; removed by kvt_test_daemon_remove() */
+	char dir[64];    /* all below, open to all users; removed by kvt_test_daemon_remove() */
 	char name[64];   /* instance: its shared memory objects are named after it */
 	char socket[96];
 	char config[96];
@@ -85,13 +85,19 @@ bool kvt_test_daemon_leftovers(const struct kvt_test_daemon *daemon, char *ret_n
 /** Count, or print, the daemon's open descriptors. */
 uint32_t kvt_test_daemon_descriptors(const struct kvt_test_daemon *daemon);
 void kvt_test_daemon_print_descriptors(const struct kvt_test_daemon *daemon);
-/** Prepare and start; stop, verify the log if there is one, and remove. */
+/** Prepare and start; audit, stop, verify the log if there is one, and remove. */
 void kvt_test_daemon_begin(struct kvt_test_daemon *daemon, const char *more);
 void kvt_test_daemon_begin_supervised(struct kvt_test_daemon *daemon, const char *more);
 /** With an operation log. */
 void kvt_test_daemon_begin_logged(struct kvt_test_daemon *daemon, const char *more,
 				  bool supervised);
 void kvt_test_daemon_end(struct kvt_test_daemon *daemon);
+/** The daemon of a program that has one at a time. */
+extern struct kvt_test_daemon daemon_;
+/** For TEST_FROM(): begin daemon_ with the lines in *state, which may be NULL; end it. */
+int kvt_test_begin(void **state);
+int kvt_test_end(void **state);
+#define TEST_WITH_DAEMON(name, config) TEST_FROM(name, kvt_test_begin, kvt_test_end, config)
 /** Remove the directory. The daemon must have ended. */
 void kvt_test_daemon_remove(struct kvt_test_daemon *daemon);
 /** True if the output so far contains `text`. */

@@ -16,8 +16,6 @@
 
 enum { PAGE = 4, WORKERS = 5, KILLS = 60, MOST_KEYS = 400, MOST_SEQS = 4, MOST_PAGES = 24 };
 
-static struct kvt_test_daemon daemon_;
-
 struct worker {
 	int pipe;
 	struct kvt_client *client;

@@ -24,7 +24,6 @@
 #define MOST 32
 #define HOUR_NS 3600000000000ll /* no deadline passes, however slow the machine is */
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_test_child children[MOST];
 static uint64_t kill_seed;
 
@@ -228,57 +227,48 @@ static void burst(uint32_t n, uint32_t deaths)
 	end_burst(observer);
 }
 
-static int start_with(const char *config)
-{
-	kvt_test_daemon_begin_logged(&daemon_, config, false);
-	return 0;
-}
-
 static int start(void **state)
 {
-	(void)state;
-	return start_with("coalesce_threshold = 0\n");
-}
-
-static int stop(void **state)
-{
-	kvt_test_daemon_end(&daemon_);
+	kvt_test_daemon_begin_logged(&daemon_, *state, false);
 	return 0;
 }
 
-TEST_WITH(a_prompt_asked_for_by_2_processes_at_once_is_computed_once, start, stop)
+#define LOGGED_TEST(name, config) TEST_FROM(name, start, kvt_test_end, config)
+#define COALESCING "coalesce_threshold = 0\n"
+
+LOGGED_TEST(a_prompt_asked_for_by_2_processes_at_once_is_computed_once, COALESCING)
 {
 	burst(2, 0);
 }
 
-TEST_WITH(a_prompt_asked_for_by_8_processes_at_once_is_computed_once, start, stop)
+LOGGED_TEST(a_prompt_asked_for_by_8_processes_at_once_is_computed_once, COALESCING)
 {
 	burst(8, 0);
 }
 
-TEST_WITH(a_prompt_asked_for_by_32_processes_at_once_is_computed_once, start, stop)
+LOGGED_TEST(a_prompt_asked_for_by_32_processes_at_once_is_computed_once, COALESCING)
 {
 	burst(32, 0);
 }
 
-TEST_WITH(one_of_2_takes_over_where_the_owner_was_killed, start, stop)
+LOGGED_TEST(one_of_2_takes_over_where_the_owner_was_killed, COALESCING)
 {
 	burst(2, 1);
 }
 
-TEST_WITH(one_of_8_takes_over_from_each_owner_that_is_killed, start, stop)
+LOGGED_TEST(one_of_8_takes_over_from_each_owner_that_is_killed, COALESCING)
 {
 	burst(8, 3);
 }
 
-TEST_WITH(one_of_32_takes_over_from_each_owner_that_is_killed, start, stop)
+LOGGED_TEST(one_of_32_takes_over_from_each_owner_that_is_killed, COALESCING)
 {
 	burst(32, 5);
 }
 
 /* Waiters continue while the owner is stopped, and none waits for it again. They begin after the
  * stop: before it, their deadline could pass on a busy machine. */
-TEST_WITH(a_stopped_owner_delays_none_beyond_the_deadline, start, stop)
+LOGGED_TEST(a_stopped_owner_delays_none_beyond_the_deadline, COALESCING)
 {
 	struct kvt_client *observer = kvt_test_observe(&daemon_);
 	const uint32_t n = 8;
@@ -343,14 +333,8 @@ static void take_answers(struct kvt_client *client, struct answers *answers, int
 	}
 }
 
-static int start_impatient(void **state)
-{
-	(void)state;
-	return start_with("coalesce_patience_ms = 20\n");
-}
-
 /* One announces the prompts of another one, holds them, and computes nothing. */
-TEST_WITH(a_squatter_costs_one_short_wait, start_impatient, stop)
+LOGGED_TEST(a_squatter_costs_one_short_wait, "coalesce_patience_ms = 20\n")
 {
 	struct kvt_client *squatter = kvt_test_connect(&daemon_);
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -382,7 +366,7 @@ TEST_WITH(a_squatter_costs_one_short_wait, start_impatient, stop)
 }
 
 /* Each may have two answers, and both have room. A BEGIN without that room begins at once. */
-TEST_WITH(a_small_completion_queue_holds_both_answers, start, stop)
+LOGGED_TEST(a_small_completion_queue_holds_both_answers, COALESCING)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct worker worker = { .number = 0 };

@@ -10,30 +10,21 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "libclient/wait.h"
 #include "store/helper.h"
 #include "tests/lib/cases.h"
-#include "tests/lib/harness.h"
+#include "tests/proc/helper.h"
 
 #define RECORD 4096u
 #define PAGES 8u
 #define SEALS (PAGES * RECORD)
 #define BYTES (SEALS + PAGES * sizeof(struct kvt_helper_seal))
 
-static char folder[64], command[256];
 static struct kvt_helper helper;
 static uint8_t *memory;
 static int epoll, memory_fd;
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 static void start_helper(uint64_t patience_ns)
 {
@@ -47,9 +38,7 @@ static void start_helper(uint64_t patience_ns)
 
 static int start(void **state)
 {
-	strcpy(folder, "/tmp/kvt-helper-XXXXXX");
-	kvt_test_check(mkdtemp(folder));
-	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
+	make_folder();
 	memory_fd = memfd_create("memory", MFD_CLOEXEC);
 	kvt_test_equal(ftruncate(memory_fd, BYTES), 0);
 	memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
@@ -60,34 +49,12 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-	char remove[80];
-
 	kvt_helper_destroy(&helper);
 	munmap(memory, BYTES);
 	close(memory_fd);
 	close(epoll);
-	snprintf(remove, sizeof(remove), "rm -r %s", folder);
-	kvt_test_equal(system(remove), 0);
+	remove_folder();
 	return 0;
-}
-
-static void make_bad(const char *way)
-{
-	char path[128];
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/%s", folder, way);
-	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-	kvt_test_check(fd >= 0);
-	close(fd);
-}
-
-static void make_good(const char *way)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "%s/%s", folder, way);
-	kvt_test_equal(unlink(path), 0);
 }
 
 /* One turn. Sleeps until the helper has said something, or for a moment. */
@@ -95,7 +62,7 @@ static bool turn(struct kvt_helper_done *done)
 {
 	struct epoll_event event;
 
-	if (kvt_helper_turn(&helper, now_ns(), done))
+	if (kvt_helper_turn(&helper, (uint64_t)kvt_client_now_ns(), done))
 		return true;
 	epoll_wait(epoll, &event, 1, 10);
 	return false;
@@ -133,7 +100,7 @@ static void ask(enum kvt_helper_type kind, uint32_t n, uint32_t record)
 	kvt_test_check(pages);
 	for (uint32_t i = 0; i < n; i++)
 		pages[i] = page_of(i, record + i);
-	kvt_test_equal(kvt_helper_ask(&helper, kind, n, now_ns()), 0);
+	kvt_test_equal(kvt_helper_ask(&helper, kind, n, (uint64_t)kvt_client_now_ns()), 0);
 	kvt_test_check(!kvt_helper_room(&helper, kind)); /* one at a time */
 }
 

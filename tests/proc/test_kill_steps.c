@@ -22,8 +22,6 @@
 #define PROMPT 200u
 #define TOTAL 4095u
 
-static struct kvt_test_daemon daemon_;
-
 enum { WORD_STEP = 1000, WORD_SESSION = 1000000, WORD_DONE = 3 };
 
 struct victim {
@@ -347,7 +345,6 @@ static void kill_everywhere(bool reset)
 			kvt_test_fail("no process was killed at step %s (%s)",
 				      kvt_client_step_name(i), seen[i] ? "passed" : "never passed");
 	kvt_test_equal(wait_for_sessions(0).private_pages, 0);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 }
 

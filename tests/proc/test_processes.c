@@ -18,8 +18,6 @@
 
 #define PAGE 16u
 
-static struct kvt_test_daemon daemon_;
-
 static struct kvt_counters wait_for_quarantined(uint64_t n)
 {
 	struct kvt_counters counters;
@@ -52,19 +50,7 @@ static void forking_run(int pipe, void *context)
 		pause();
 }
 
-static int start(void **state)
-{
-	kvt_test_daemon_begin(&daemon_, NULL);
-	return 0;
-}
-
-static int stop(void **state)
-{
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
-
-TEST_WITH(a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits, start, stop)
+TEST_WITH_DAEMON(a_forked_child_keeps_its_parents_pages_in_quarantine_until_it_exits, NULL)
 {
 	struct kvt_test_child child;
 	static uint32_t pages[4096];
@@ -124,7 +110,7 @@ static void reconnecting_run(int pipe, void *context)
 	kvt_test_send(pipe, 1);
 }
 
-TEST_WITH(a_forked_child_connects_itself_and_leaves_its_parent_alone, start, stop)
+TEST_WITH_DAEMON(a_forked_child_connects_itself_and_leaves_its_parent_alone, NULL)
 {
 	struct kvt_test_child child;
 
@@ -162,7 +148,7 @@ static uint32_t drop(struct kvt_test_child *child)
 	return (uint32_t)session;
 }
 
-TEST_WITH(a_process_that_lost_its_connection_keeps_quarantine_until_it_ends, start, stop)
+TEST_WITH_DAEMON(a_process_that_lost_its_connection_keeps_quarantine_until_it_ends, NULL)
 {
 	struct kvt_test_child child;
 
@@ -172,7 +158,7 @@ TEST_WITH(a_process_that_lost_its_connection_keeps_quarantine_until_it_ends, sta
 	kvt_test_audit(&daemon_);
 }
 
-TEST_WITH(an_operator_may_fence_a_process_that_lives_on, start, stop)
+TEST_WITH_DAEMON(an_operator_may_fence_a_process_that_lives_on, NULL)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 	struct kvt_client *observer = kvt_test_observe(&daemon_);
@@ -213,7 +199,7 @@ static void sleepy_run(int pipe, void *context)
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
 }
 
-TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
+TEST_WITH_DAEMON(a_stopped_process_is_not_a_dead_one, NULL)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
 	uint32_t ns = kvt_test_namespace(client, "sleepy"), keys[1600];
@@ -250,7 +236,7 @@ TEST_WITH(a_stopped_process_is_not_a_dead_one, start, stop)
 }
 
 /* A stopped process that is killed loses everything. */
-TEST_WITH(a_stopped_process_that_is_killed_is_a_dead_one, start, stop)
+TEST_WITH_DAEMON(a_stopped_process_that_is_killed_is_a_dead_one, NULL)
 {
 	struct kvt_counters counters;
 	struct kvt_test_child child;

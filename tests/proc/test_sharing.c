@@ -14,8 +14,6 @@
 
 #define PAGE 16u
 
-static struct kvt_test_daemon daemon_;
-
 struct worker {
 	uint32_t seed, n;
 	const char *name;
@@ -57,19 +55,7 @@ static void end_workers(struct kvt_test_child *children, int n)
 		kvt_test_child_end(&children[i]);
 }
 
-static int start(void **state)
-{
-	kvt_test_daemon_begin(&daemon_, NULL);
-	return 0;
-}
-
-static int stop(void **state)
-{
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
-
-TEST_WITH(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, start, stop)
+TEST_WITH_DAEMON(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, NULL)
 {
 	static const struct worker workers[3] = { { .n = 1000, .name = "shared" },
 						  { .n = 1000, .name = "shared" },
@@ -90,7 +76,7 @@ TEST_WITH(a_prefix_computed_by_one_process_is_reused_in_place_by_the_others, sta
 	kvt_test_audit(&daemon_);
 }
 
-TEST_WITH(another_namespace_shares_nothing, start, stop)
+TEST_WITH_DAEMON(another_namespace_shares_nothing, NULL)
 {
 	static const struct worker workers[2] = { { .n = 320, .name = "a-adapter" },
 						  { .n = 320, .name = "base" } };
@@ -107,7 +93,7 @@ TEST_WITH(another_namespace_shares_nothing, start, stop)
 }
 
 /* Two processes compute the same new prefix at the same time, chunk by chunk. */
-TEST_WITH(a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, start, stop)
+TEST_WITH_DAEMON(a_prefix_computed_twice_is_stored_once_and_both_tables_stay_right, NULL)
 {
 	struct kvt_client *clients[2];
 	struct kvt_seq *seqs[2];
@@ -177,7 +163,7 @@ static void grabber_run(int pipe, void *context)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-TEST_WITH(the_last_page_goes_to_exactly_one_process, start, stop)
+TEST_WITH_DAEMON(the_last_page_goes_to_exactly_one_process, NULL)
 {
 	enum { GRABBERS = 6, ROUNDS = 200 };
 	struct kvt_test_child children[GRABBERS];
@@ -208,7 +194,7 @@ TEST_WITH(the_last_page_goes_to_exactly_one_process, start, stop)
 }
 
 /* A reader decodes from its prefix while the prefix is evicted, removed and reset. */
-TEST_WITH(a_locked_prefix_stays_readable_whatever_others_do, start, stop)
+TEST_WITH_DAEMON(a_locked_prefix_stays_readable_whatever_others_do, NULL)
 {
 	struct kvt_client *reader = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
 	uint32_t namespaces[2] = { kvt_test_namespace(reader, "keep"),

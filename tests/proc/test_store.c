@@ -20,7 +20,6 @@
 #define N 1024u /* positions of a prompt */
 #define SALT 7
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_test_store store;
 static struct kvt_test_peer peer;
 static struct kvt_client *worker;
@@ -100,7 +99,6 @@ static int stop(void **state)
 	if (store.pid > 0)
 		kvt_test_equal(kvt_test_store_stop(&store), 0);
 	kvt_client_close(worker, KVT_IDLE);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 	return 0;
 }
@@ -327,7 +325,6 @@ TEST_WITH(another_user_drops_nothing, start, stop)
 	kvt_test_keys(keys, N, 18);
 	keep(keys);
 	kvt_test_equal(chmod(store.path, 0666), 0);
-	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
 	kvt_test_equal(seteuid(65534), 0);
 	kvt_test_peer_open(&other, &store);
 	kvt_test_equal(seteuid(0), 0);

@@ -15,6 +15,7 @@
 
 #include "store/file.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/direct_io.h"
 #include "tests/proc/store.h"
 
 #define PAGE 16u
@@ -26,7 +27,6 @@
 #define SLOT_BYTES (2 * KVT_FILE_BLOCK)
 #define ASKED_MOST 200000u /* many seconds of asking */
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_test_store store;
 static struct kvt_test_peer peer;
 static struct kvt_client *worker;
@@ -78,18 +78,13 @@ static void end_store(bool orderly)
 
 static int start_with(const char *more, const char *file_bytes)
 {
-	int fd;
-
 	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
 	kvt_test_check(mkdtemp(directory));
 	snprintf(path, sizeof(path), "%s/pages", directory);
-	fd = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
-	unlink(path);
-	if (fd < 0) {
+	if (!has_direct_io(path)) {
 		rmdir(directory);
 		kvt_skip("/var/tmp has no O_DIRECT");
 	}
-	close(fd);
 	kvt_test_daemon_begin(&daemon_, more);
 	start_store(file_bytes);
 	for (uint32_t i = 0; i < PROMPTS; i++)
@@ -106,7 +101,6 @@ static int stop(void **state)
 {
 	if (store_runs)
 		end_store(true);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 	unlink(path);
 	rmdir(directory);

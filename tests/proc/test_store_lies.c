@@ -13,6 +13,7 @@
 
 #include "kvtrunk_wire_store.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/raw.h"
 #include "tests/lib/harness.h"
 
 #define N 1024u
@@ -35,7 +36,6 @@ enum lie {
 	LIES,
 };
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_client *worker;
 static uint64_t instance[2];
 static char path[112];
@@ -61,20 +61,9 @@ static void send_welcome(int fd, enum lie lie)
 		.instance = { instance[0] + (lie == LIE_OTHER_INSTANCE), instance[1] },
 		.n_keys = KVT_STORE_KEYS, .min_positions = 64,
 	};
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
-				.cmsg_type = SCM_RIGHTS } };
-	struct iovec part = { &welcome, sizeof(welcome) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				  .msg_controllen = sizeof(control) };
 	int area = make_area(lie);
 
-	memcpy(CMSG_DATA(&control.head), &area, sizeof(area));
-	if (lie == LIE_NO_DESCRIPTOR)
-		message.msg_control = NULL, message.msg_controllen = 0;
-	sendmsg(fd, &message, MSG_NOSIGNAL);
+	kvt_test_send_fds(fd, &welcome, sizeof(welcome), &area, lie != LIE_NO_DESCRIPTOR);
 	close(area);
 }
 
@@ -125,13 +114,6 @@ static int start(void **state)
 	return 0;
 }
 
-static int stop(void **state)
-{
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
-
 /* Serve some prompts beside a store that lies, and ask for one. */
 static void serve_beside(enum lie lie)
 {
@@ -166,7 +148,7 @@ static void serve_beside(enum lie lie)
 	kvt_test_equal(kvt_client_close(worker, KVT_IDLE), 0);
 }
 
-TEST_WITH(no_lie_costs_a_prompt_its_bytes_or_its_time, start, stop)
+TEST_WITH(no_lie_costs_a_prompt_its_bytes_or_its_time, start, kvt_test_end)
 {
 	for (enum lie lie = 0; lie < LIES; lie++)
 		serve_beside(lie);

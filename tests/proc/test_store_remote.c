@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "tests/lib/cases.h"
+#include "tests/lib/direct_io.h"
+#include "tests/proc/helper.h"
 #include "tests/proc/store.h"
 
 #define PAGE 16u
@@ -18,7 +20,6 @@
 #define SALT 7
 
 static struct kvt_test_side a, b;
-static char folder[64], command[256];
 
 /* `file` NULL: without one. */
 static void begin_side(struct kvt_test_side *side, const char *config, const char *wait_ms,
@@ -33,28 +34,12 @@ static void begin_side(struct kvt_test_side *side, const char *config, const cha
 	kvt_test_side_connect(side);
 }
 
-static void make_folder(void)
-{
-	strcpy(folder, "/var/tmp/kvt-remote-XXXXXX");
-	kvt_test_check(mkdtemp(folder));
-	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
-}
-
 static int start_with(const char *config_of_b, const char *wait_ms)
 {
 	make_folder();
 	begin_side(&a, NULL, wait_ms, NULL);
 	begin_side(&b, config_of_b, wait_ms, NULL);
 	return 0;
-}
-
-static bool has_direct_io(const char *path)
-{
-	int fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
-
-	if (fd >= 0)
-		close(fd);
-	return fd >= 0;
 }
 
 /* Pages of A lie in memory in whole blocks of its file, those of B do not. */
@@ -86,32 +71,10 @@ static int start_with_other_pages(void **state)
 
 static int stop(void **state)
 {
-	char remove[80];
-
 	kvt_test_side_end(&a);
 	kvt_test_side_end(&b);
-	snprintf(remove, sizeof(remove), "rm -r %s", folder);
-	kvt_test_equal(system(remove), 0);
+	remove_folder();
 	return 0;
-}
-
-static void make_bad(const char *way)
-{
-	char path[128];
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/%s", folder, way);
-	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-	kvt_test_check(fd >= 0);
-	close(fd);
-}
-
-static void make_good(const char *way)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "%s/%s", folder, way);
-	kvt_test_equal(unlink(path), 0);
 }
 
 static void await_ready(const struct kvt_test_side *side)

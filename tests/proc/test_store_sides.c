@@ -19,7 +19,6 @@
 #define N 1100u /* keys of a prompt: whole pages, and some, of each size */
 #define SALT 7
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_test_store store;
 static struct kvt_test_peer peer;
 static struct kvt_client *worker;
@@ -94,7 +93,6 @@ static int stop(void **state)
 	if (store.pid > 0)
 		kvt_test_equal(kvt_test_store_stop(&store), 0);
 	kvt_client_close(worker, KVT_IDLE);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 	return 0;
 }

@@ -16,22 +16,15 @@
 
 enum { PAGE = 16, N_KEYS = 320, N_PAGES = 4096, SLOT = 2 };
 
-static struct kvt_test_daemon daemon_;
 static uint32_t keys[N_KEYS];
 
 static int start(void **state)
 {
 	kvt_test_keys(keys, N_KEYS, 7);
-	kvt_test_daemon_begin(&daemon_, NULL);
-	return 0;
+	return kvt_test_begin(state);
 }
 
-static int stop(void **state)
-{
-	kvt_test_audit(&daemon_);
-	kvt_test_daemon_end(&daemon_);
-	return 0;
-}
+#define SUSPEND_TEST(name) TEST_WITH(name, start, kvt_test_end)
 
 static uint32_t serve(struct kvt_client *client, const struct kvt_pool *pool, uint32_t space)
 {
@@ -65,7 +58,7 @@ static void expect_busy(struct kvt_client *client, const char *text)
 		kvt_test_fail("not '%s': %s", text, kvt_client_error(client)->text);
 }
 
-TEST_WITH(a_suspended_client_maps_nothing_and_finds_its_cache_at_the_same_addresses, start, stop)
+SUSPEND_TEST(a_suspended_client_maps_nothing_and_finds_its_cache_at_the_same_addresses)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_), *other;
 	uint32_t space = kvt_test_namespace(client, "n");
@@ -94,7 +87,7 @@ TEST_WITH(a_suspended_client_maps_nothing_and_finds_its_cache_at_the_same_addres
 }
 
 /* All of the pool is others' while a client sleeps. */
-TEST_WITH(a_suspended_client_holds_no_page, start, stop)
+SUSPEND_TEST(a_suspended_client_holds_no_page)
 {
 	static uint32_t pages[N_PAGES];
 	struct kvt_client *client = kvt_test_connect(&daemon_), *other;
@@ -112,7 +105,7 @@ TEST_WITH(a_suspended_client_holds_no_page, start, stop)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-TEST_WITH(suspend_is_refused_while_the_session_holds_something_and_says_what, start, stop)
+SUSPEND_TEST(suspend_is_refused_while_the_session_holds_something_and_says_what)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
 	uint32_t space = kvt_test_namespace(client, "n"), pages[3];
@@ -155,7 +148,7 @@ TEST_WITH(suspend_is_refused_while_the_session_holds_something_and_says_what, st
 }
 
 /* A BEGIN that waits for others' work is refused; the notice that one was promised is not. */
-TEST_WITH(a_promised_notice_does_not_keep_a_client_awake, start, stop)
+SUSPEND_TEST(a_promised_notice_does_not_keep_a_client_awake)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
 	struct kvt_request request = { .op = KVT_OP_BEGIN, .flags = KVT_F_NO_WAIT, .keys = keys,
@@ -180,7 +173,7 @@ TEST_WITH(a_promised_notice_does_not_keep_a_client_awake, start, stop)
 	kvt_client_close(client, KVT_IDLE);
 }
 
-TEST_WITH(calls_that_need_the_pool_are_refused_while_suspended_and_others_are_not, start, stop)
+SUSPEND_TEST(calls_that_need_the_pool_are_refused_while_suspended_and_others_are_not)
 {
 	struct kvt_client *client = kvt_test_connect(&daemon_);
 	uint32_t space = kvt_test_namespace(client, "n"), pages[N_KEYS / PAGE], n;
@@ -223,7 +216,7 @@ TEST_WITH(calls_that_need_the_pool_are_refused_while_suspended_and_others_are_no
 	kvt_client_close(client, KVT_IDLE);
 }
 
-TEST_WITH(an_observer_and_a_forked_child_can_be_told_to_suspend, start, stop)
+SUSPEND_TEST(an_observer_and_a_forked_child_can_be_told_to_suspend)
 {
 	struct kvt_client *observer = kvt_test_observe(&daemon_), *client;
 	int status;
@@ -280,5 +273,5 @@ TEST(a_daemon_that_is_kept_may_restart_while_its_client_is_suspended)
 	kvt_test_equal(kvt_client_resume(client), 0);
 	kvt_test_equal(serve(client, &pool, space), N_KEYS - PAGE);
 	kvt_client_close(client, KVT_IDLE);
-	stop(NULL);
+	kvt_test_end(NULL);
 }

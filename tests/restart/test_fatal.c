@@ -23,7 +23,6 @@
 #include "tests/restart/trace.h"
 #include "tests/restart/work.h"
 
-static struct kvt_test_daemon daemon_;
 static struct kvt_client *other;
 static uint32_t space;
 
@@ -60,7 +59,6 @@ static int stop(void **state)
 	kvt_work_check(other, seq, keys, 15);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
 	kvt_client_close(other, KVT_IDLE);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 	return 0;
 }

@@ -30,20 +30,11 @@
 
 #define N_PAGES 4096
 
-static struct kvt_test_daemon daemon_;
-
 /* ---- the world */
 
 static void start(const char *more)
 {
 	kvt_test_daemon_begin_logged(&daemon_, more, true);
-}
-
-/* Without a look at the log. */
-static void stop(void)
-{
-	daemon_.logged = false;
-	kvt_test_daemon_end(&daemon_);
 }
 
 static void await_ready(void)
@@ -90,7 +81,6 @@ static void check_prompt(struct kvt_client *client, const uint32_t *keys)
 static void stop_clean(void)
 {
 	kvt_test_equal(kvt_test_settled(&daemon_).private_pages, 0);
-	kvt_test_audit(&daemon_);
 	kvt_test_daemon_end(&daemon_);
 }
 
@@ -170,7 +160,7 @@ TEST(a_session_abandoned_without_a_daemon_ends)
 	kvt_test_equal(kvt_test_settled(&daemon_).live_leases, 0);
 	kvt_test_check(kvt_test_daemon_said(&daemon_, "sign=unconnected"));
 	kvt_test_audit(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Commits in flight while no daemon runs. The successor answers them and knows which pages they
@@ -342,7 +332,7 @@ TEST(every_waiter_continues)
 		kvt_test_child_finish(&children[i]);
 	}
 	kvt_test_audit(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- control socket */
@@ -384,7 +374,7 @@ TEST(what_was_asked_on_the_control_socket_is_asked_again)
 		kvt_test_expect(children[i].pipe, 2);
 		kvt_test_child_finish(&children[i]);
 	}
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Its answer is lost with the daemon; asked again, it raises nothing more. */
@@ -414,7 +404,7 @@ TEST(a_renewed_generation_stays)
 	kvt_test_equal(kvt_namespace_generation(other, same, &generation), -EINVAL);
 	kvt_client_close(other, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void ender_run(int pipe, void *context)
@@ -447,7 +437,7 @@ TEST(what_was_heard_and_not_answered_is_asked_again)
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_expect(child.pipe, 2);
 	kvt_test_child_finish(&child);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- clients that died */
@@ -485,7 +475,7 @@ TEST(an_owner_that_died_while_no_daemon_lived_is_found)
 	kvt_test_equal(counters.live_leases, 0);
 	kvt_test_equal(counters.cached_pages, 4);
 	kvt_test_audit(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Without a daemon the socket still listens: a connecting client waits in its queue. */
@@ -508,7 +498,7 @@ TEST(a_client_that_asked_before_the_successor_came_continues)
 	kvt_test_equal(counters.private_pages, 1);
 	kvt_test_equal(kvt_free(client, &page, 1, KVT_IDLE), 0);
 	kvt_test_equal(kvt_client_close(client, KVT_IDLE), 0);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(a_client_without_resume_gets_the_end_at_once)
@@ -523,7 +513,7 @@ TEST(a_client_without_resume_gets_the_end_at_once)
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
 	kvt_test_session_ended(&daemon_, kvt_client_info(client)->session);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static void damage_run(int pipe, void *context)
@@ -551,7 +541,7 @@ TEST(a_waiter_that_damaged_its_segment_is_told_that_the_session_is_over)
 	kill_daemon();
 	kvt_test_expect(child.pipe, 2);
 	kvt_test_child_finish(&child);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- secrets */
@@ -569,7 +559,7 @@ TEST(a_wrong_secret_resumes_nothing)
 	kvt_test_equal(kvt_namespace_open(client, digest, "late", &number), -ESTALE);
 	kvt_test_check(strstr(kvt_client_error(client)->text, "no session with this secret"));
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Sends HELLO with a given secret. */
@@ -611,7 +601,7 @@ TEST(the_right_secret_of_another_process_resumes_nothing)
 	kvt_test_child_finish(&thief);
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- damage */
@@ -632,7 +622,7 @@ static void expect_cold_start(struct kvt_client *client, const uint32_t *keys, c
 	kvt_client_close(fresh, KVT_IDLE);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_audit(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static struct kvt_client *fill_cache(uint32_t *keys, uint32_t *ret_space)
@@ -772,7 +762,7 @@ TEST(a_stopped_daemon_is_noticed_by_deadlines_and_by_the_watchdog)
 	kvt_test_equal(kvt_stats(client, &counters), 0);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_audit(&daemon_);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Wake the supervisor once. When it sleeps again it has taken the signal. */
@@ -814,7 +804,7 @@ TEST(a_killed_child_that_does_not_end_is_said_once)
 	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=child_stuck"), 0);
 	kvt_test_equal(waitid(P_PID, (id_t)child, &end, WEXITED), 0);
 	await_ready();
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 static const char *lock_path(void)
@@ -855,7 +845,6 @@ TEST(a_stranger_does_not_keep_the_successor_out)
 	if (getuid() != 0)
 		kvt_skip("needs root");
 	start(NULL);
-	kvt_test_equal(chmod(daemon_.dir, 0755), 0);
 	client = kvt_test_connect(&daemon_);
 	space = kvt_test_namespace(client, "restart");
 	kvt_work_keys(keys, KVT_WORK_KEYS, 1);
@@ -889,7 +878,7 @@ TEST(the_lock_outlives_its_daemon)
 		close(fd);
 		resume_supervisor();
 	}
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Removed with all of /run, for example: the successor makes another. */
@@ -908,7 +897,7 @@ TEST(a_lock_that_was_removed_is_made_again)
 	status = kvt_test_daemon_wait(&other);
 	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
 	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=cold_start"));
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Another process has the lock when the successor starts: the cache must survive that. */
@@ -932,7 +921,7 @@ TEST(a_successor_that_finds_the_lock_taken_is_started_again)
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(matched(client, "doubt", keys), KVT_WORK_KEYS);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* Only the socket that clients connect to has a name: strangers fill the queue of a named one. */
@@ -965,7 +954,7 @@ TEST(no_stranger_can_send_to_the_supervisor)
 		closedir(dir);
 	}
 	fclose(file);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 /* ---- no daemon can be started */
@@ -1023,9 +1012,10 @@ TEST(a_supervisor_without_a_daemon_ends_at_sigterm_and_clients_are_told)
 	struct kvt_client *client = start_once(NULL, keys);
 
 	await_words("event=start_failed failed_starts=2");
-	stop();
+	kvt_test_daemon_stop(&daemon_);
 	kvt_test_equal(kvt_alloc(client, 1, &page), -ECONNRESET);
 	kvt_client_close(client, KVT_IDLE);
+	kvt_test_daemon_remove(&daemon_);
 }
 
 TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
@@ -1044,7 +1034,7 @@ TEST(the_cache_is_dropped_in_words_when_its_time_has_passed)
 	client = kvt_test_connect(&daemon_);
 	kvt_test_equal(matched(client, "restart", keys), 0);
 	kvt_client_close(client, KVT_IDLE);
-	stop();
+	kvt_test_daemon_end(&daemon_);
 }
 
 TEST(when_daemon_and_supervisor_are_killed_clients_are_told)

@@ -26,31 +26,12 @@ enum { ROOM = 8 }; /* of the list beside epoll */
 static struct kvt_loop loop;
 static uint64_t now_ns;
 
-static int open_way(enum kvt_loop_way way)
+static int open_way(void **state)
 {
+	enum kvt_loop_way way = (enum kvt_loop_way)(uintptr_t)*state;
 	char why[256] = "";
 
 	return kvt_loop_open(&loop, way, way, ROOM, why, sizeof(why)) == 0 && !*why ? 0 : -1;
-}
-
-static int open_best(void **state)
-{
-	return open_way(KVT_LOOP_IO_URING);
-}
-
-static int open_coop(void **state)
-{
-	return open_way(KVT_LOOP_IO_URING_COOP);
-}
-
-static int open_plain(void **state)
-{
-	return open_way(KVT_LOOP_IO_URING_PLAIN);
-}
-
-static int open_epoll(void **state)
-{
-	return open_way(KVT_LOOP_EPOLL);
 }
 
 static int close_loop(void **state)
@@ -300,11 +281,12 @@ static void descriptors_that_cannot_be_registered_are_polled(void **state)
 	assert_int_equal(status, 0);
 }
 
+#define BY(test, name, way) { #test name, test, open_way, close_loop, (void *)(uintptr_t)(way) },
 #define IN_IO_URING(test)                                                                         \
-	{ #test " (best)", test, open_best, close_loop, NULL },                                   \
-	{ #test " (coop)", test, open_coop, close_loop, NULL },                                   \
-	{ #test " (plain)", test, open_plain, close_loop, NULL },
-#define IN_EPOLL(test) { #test " (epoll)", test, open_epoll, close_loop, NULL },
+	BY(test, " (best)", KVT_LOOP_IO_URING)                                                    \
+	BY(test, " (coop)", KVT_LOOP_IO_URING_COOP)                                               \
+	BY(test, " (plain)", KVT_LOOP_IO_URING_PLAIN)
+#define IN_EPOLL(test) BY(test, " (epoll)", KVT_LOOP_EPOLL)
 #define IN_EACH(X)                                                                                \
 	X(a_spinning_loop_sees_what_becomes_ready)                                                \
 	X(a_poll_ends_once)                                                                       \

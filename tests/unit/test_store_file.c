@@ -13,6 +13,7 @@
 
 #include "store/file_state.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/direct_io.h"
 
 #define RECORD (2 * KVT_FILE_BLOCK)
 #define RAM_PAGES 16u
@@ -62,18 +63,13 @@ static void close_file(bool orderly)
 
 static int start(void **state)
 {
-	int fd;
-
 	snprintf(directory, sizeof(directory), "/var/tmp/kvt-file-XXXXXX");
 	assert_non_null(mkdtemp(directory));
 	snprintf(path, sizeof(path), "%s/pages", directory);
-	fd = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
-	unlink(path);
-	if (fd < 0) {
+	if (!has_direct_io(path)) {
 		rmdir(directory);
 		kvt_skip("/var/tmp has no O_DIRECT");
 	}
-	close(fd);
 	options = (struct kvt_file_options){ .path = path, .bytes = FILE_BYTES, .depth = 2,
 					     .all = true };
 	if (open_file() == 0)
