@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Both ends of the rings, the fences and the probe in one process, for ThreadSanitizer:
 #     make O=build/tsan OPT='-O1 -g' SANITIZE=-fsanitize=thread tsan
-# They are tests without it, too, and the client library's tests run with it.
+# They are tests without it, too. The client library's tests run with it, and the store's threads.
 
 TSAN_PROGRAMS := $(patsubst tests/tsan/%.c,$(O)/tests/tsan/%,$(wildcard tests/tsan/test_*.c))
 TEST_PROGRAMS += $(TSAN_PROGRAMS)
@@ -16,5 +16,6 @@ endif
 $(TSAN_PROGRAMS): $(O)/tests/tsan/%: $(O)/obj/tests/tsan/%.o $(O)/libkvtbase.a
 	$(link_test) -lpthread
 
-tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror)
+tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror) \
+	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl tests/proc/test_store_siblings)
 .PHONY: tsan
