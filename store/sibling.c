@@ -75,6 +75,8 @@ struct kvt_sibling {
 	struct kvt_device *device; /* NULL: its pool was never on one */
 	struct kvt_slabs slabs;
 	struct kvt_known known;
+	uint64_t instance[2]; /* that of the last session */
+	bool outdated; /* what it cached before all was forgotten is there: no snapshot is taken */
 	int wait_ms;       /* for requests, until the feed is looked at again */
 	uint32_t failures; /* since its pool could be read */
 	char said[256];    /* line of the log that was printed last */
@@ -103,7 +105,7 @@ static uint32_t page_of(const struct kvt_feed_record *record, uint32_t i)
 	return record->sides ? record->sides[i].side : record->pages[i];
 }
 
-/* Take a record, and name the pages that it names. */
+/* Take a record, and name the pages that it names. Records of a snapshot have seq 0. */
 static int take(struct kvt_sibling *sibling, const struct kvt_feed_record *record)
 {
 	uint32_t n = record->pages || record->sides ? record->n : 0;
@@ -111,10 +113,14 @@ static int take(struct kvt_sibling *sibling, const struct kvt_feed_record *recor
 	const struct kvt_chain *name;
 	int rc;
 
+	if (sibling->outdated && record->seq == 0 && record->type != KVT_FEED_NAMESPACE)
+		return 0;
 	for (uint32_t i = 0; i < n; i++)
 		kvt_names_remove(names, page_of(record, i));
-	if (record->type == KVT_FEED_CLEARED)
+	if (record->type == KVT_FEED_CLEARED) {
 		kvt_names_clear(names);
+		sibling->outdated = false;
+	}
 	rc = kvt_known_take(&sibling->known, record);
 	for (uint32_t i = 0; i < n; i++) {
 		name = kvt_known_name(&sibling->known, page_of(record, i));
@@ -232,6 +238,7 @@ static void forget_if_asked(struct kvt_sibling *sibling)
 	if (asked == sibling->forgotten)
 		return;
 	forget_all(sibling);
+	sibling->outdated = true;
 	/* Pairs with has(): nothing from before is found. */
 	kvt_store_release(&sibling->forgotten, asked);
 }
@@ -245,7 +252,6 @@ static int turn(struct kvt_sibling *sibling)
 
 	if (n < 0)
 		return n;
-	forget_if_asked(sibling);
 	for (int i = 0; i < n; i++)
 		readings[i] = begin_read(sibling, &requests[i]);
 	if (sibling->failure)
@@ -255,6 +261,7 @@ static int turn(struct kvt_sibling *sibling)
 	rc = sibling->feed ? follow(sibling) : -ECONNRESET;
 	for (int i = 0; i < n; i++)
 		end_read(sibling, readings[i].entry, rc >= 0 && is_good(sibling, &readings[i]));
+	forget_if_asked(sibling); /* the records of a snapshot, too */
 	sibling->wait_ms = rc != 0 || n > 0 ? 1 : 2 * sibling->wait_ms;
 	if (sibling->wait_ms > POLL_MOST_MS)
 		sibling->wait_ms = POLL_MOST_MS;
@@ -303,6 +310,9 @@ static int connect_to(struct kvt_sibling *sibling, struct kvt_error *why)
 	if (kvt_known_init(&sibling->known, info, 0) != 0 ||
 	    make_table(sibling, info->n_pages) != 0)
 		return kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
+	if (memcmp(sibling->instance, info->instance, sizeof(info->instance)) != 0)
+		sibling->outdated = false;
+	memcpy(sibling->instance, info->instance, sizeof(info->instance));
 	sibling->wait_ms = 0;
 	return 0;
 }

@@ -377,6 +377,35 @@ TEST_WITH(after_a_reset_only_what_is_new_is_loaded, start, stop)
 	kvt_test_equal(serve(&a, others), 0);
 }
 
+/* Restart B, which keeps its cache, and wait until the store follows its successor. */
+static void succeed_b(uint32_t number)
+{
+	uint32_t keys[N];
+
+	kvt_test_daemon_succeed(&b.daemon);
+	do {
+		kvt_test_keys(keys, N, number++);
+		kvt_test_equal(serve(&b, keys), 0);
+	} while (serve(&a, keys) == 0);
+}
+
+TEST_WITH(what_was_forgotten_does_not_come_back_with_a_snapshot, start_supervised, stop)
+{
+	uint32_t keys[N];
+
+	cache_in_b(keys, 114, N / PAGE);
+	kvt_test_store_drop(&a.peer);
+	await_known(1, 0);
+	succeed_b(1000);
+	kvt_test_equal(serve(&a, keys), 0);
+	/* All that it caches is newer than its own reset. */
+	kvt_test_equal(kvt_reset(b.worker), 0);
+	await_known(1, 0);
+	cache_in_b(keys, 116, N / PAGE);
+	succeed_b(2000);
+	kvt_test_equal(serve(&a, keys), N - PAGE);
+}
+
 /* Restart B with another option: A says what is wrong, and does without it. */
 static void find_nothing(const char *option, const char *said)
 {
