@@ -347,8 +347,7 @@ void kvt_remote_store(struct kvt_remote *remote, uint32_t entry)
 
 	if (!remote)
 		return;
-	if (remote->helper.state != KVT_HELPER_IS_READY ||
-	    remote->n_writes == remote->options.queue_pages) {
+	if (remote->n_writes == remote->options.queue_pages) {
 		remote->counts.dropped++;
 		return;
 	}

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/lib/cases.h"
@@ -20,6 +21,7 @@
 #define SALT 7
 
 static struct kvt_test_side a, b;
+static char gate[80];
 
 /* `file` NULL: without one. */
 static void begin_side(struct kvt_test_side *side, const char *config, const char *wait_ms,
@@ -57,6 +59,22 @@ static int start_with_a_file(void **state)
 static int start(void **state)
 {
 	return start_with(NULL, "60000");
+}
+
+/* That of A starts when its gate was opened. */
+static int start_behind_a_gate(void **state)
+{
+	char helper[sizeof(command)];
+
+	make_folder();
+	snprintf(gate, sizeof(gate), "%s/gate", folder);
+	kvt_test_equal(mkfifo(gate, 0600), 0);
+	memcpy(helper, command, sizeof(helper));
+	snprintf(command, sizeof(command), "sh -c 'read line <%s; exec %.150s'", gate, helper);
+	begin_side(&a, NULL, "60000", NULL);
+	memcpy(command, helper, sizeof(helper));
+	begin_side(&b, NULL, "60000", NULL);
+	return 0;
 }
 
 static int start_impatient(void **state)
@@ -118,6 +136,23 @@ TEST_WITH(what_a_computed_is_loaded_in_b, start, stop)
 	kvt_test_equal(status.loaded_pages, 2 * N / PAGE);
 	/* It is not stored once more. */
 	kvt_test_equal(status.helper_written_pages, 0);
+}
+
+TEST_WITH(what_was_copied_before_a_helper_is_ready_is_stored, start_behind_a_gate, stop)
+{
+	uint32_t keys[N];
+	int fd;
+
+	await_ready(&b);
+	kvt_test_keys(keys, N, 5);
+	kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N);
+	kvt_test_store_settled(&a.peer, N / PAGE);
+	kvt_test_equal(kvt_test_store_status(&a.peer).helper_ready, 0);
+	fd = open(gate, O_WRONLY | O_CLOEXEC);
+	close(fd);
+	while (kvt_test_store_status(&a.peer).helper_written_pages < N / PAGE)
+		;
+	kvt_test_equal(serve_in_b(keys), N - PAGE);
 }
 
 TEST_WITH(it_loads_behind_what_b_has, start, stop)
