@@ -5,10 +5,13 @@
  * memory holds; what crashes, disks and users do to the file. Invariants: a page that comes back
  * has its bytes; whatever happened to the file, each prompt is served and the audit is clean. */
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +29,7 @@
 #define RAM "512K" /* 128 pages, of which 16 are for writes */
 #define SLOT_BYTES (2 * KVT_FILE_BLOCK)
 #define ASKED_MOST 200000u /* many seconds of asking */
+#define EXT4_IOC_SHUTDOWN _IOR('X', 125, uint32_t)
 
 static struct kvt_test_store store;
 static struct kvt_test_peer peer;
@@ -76,11 +80,15 @@ static void end_store(bool orderly)
 	kvt_client_close(worker, KVT_IDLE);
 }
 
-static int start_with(const char *more, const char *file_bytes)
+static void make_directory(void)
 {
 	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
 	kvt_test_check(mkdtemp(directory));
 	snprintf(path, sizeof(path), "%s/pages", directory);
+}
+
+static int start_with(const char *more, const char *file_bytes)
+{
 	if (!has_direct_io(path)) {
 		rmdir(directory);
 		kvt_skip("/var/tmp has no O_DIRECT");
@@ -94,6 +102,7 @@ static int start_with(const char *more, const char *file_bytes)
 
 static int start(void **state)
 {
+	make_directory();
 	return start_with(NULL, "16M");
 }
 
@@ -105,6 +114,32 @@ static int stop(void **state)
 	unlink(path);
 	rmdir(directory);
 	return 0;
+}
+
+/* The file is on a file system of its own, which this process and its children see. */
+static int start_on_a_disk(void **state)
+{
+	char command[256];
+
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+		kvt_skip("only root can mount a disk that fails");
+	make_directory();
+	snprintf(command, sizeof(command), "d=%s; truncate -s 64M $d.disk && mkfs.ext4 -q $d.disk "
+		 "&& mount -o loop $d.disk $d; s=$?; rm -f $d.disk; exit $s", directory);
+	if (system(command) != 0) {
+		rmdir(directory);
+		kvt_skip("ext4 cannot be mounted on a loop device here");
+	}
+	return start_with(NULL, "16M");
+}
+
+static int stop_on_a_disk(void **state)
+{
+	int rc = stop(state);
+
+	umount2(directory, MNT_DETACH);
+	rmdir(directory);
+	return rc;
 }
 
 /* Ask until nothing waits, and memory and file have as many pages. */
@@ -322,6 +357,56 @@ TEST_WITH(a_full_file_keeps_what_was_used_last, start, stop)
 	kvt_test_check(status.file_pages > status.file_room_pages - 32);
 	evict_all();
 	kvt_test_check(serve_again(PROMPTS - 4, 4) >= 4 * (PAGES - 1) - 32);
+}
+
+/* From now on each read and write of the disk ends with EIO. */
+static void fail_disk(void)
+{
+	uint32_t without_its_log = 2;
+	int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	kvt_test_equal(ioctl(fd, EXT4_IOC_SHUTDOWN, &without_its_log), 0);
+	close(fd);
+}
+
+/* Check that the store tells of the failure once, and that the memory is used as ever. */
+static void must_do_without(void)
+{
+	int status;
+
+	kvt_test_check(kvt_test_store_await(&store, "Input/output error"));
+	kvt_test_equal(settled(0).file_off, 1);
+	evict_all();
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		serve_again(i, 1); /* checks the bytes */
+	settled(PAGES);
+	evict_all();
+	kvt_test_equal(serve_again(PROMPTS - 1, 1), PAGES - 1);
+	kvt_test_equal(kill(store.pid, SIGTERM), 0);
+	kvt_test_check(!kvt_test_store_await(&store, "cannot"));
+	kvt_test_equal(waitpid(store.pid, &status, 0), store.pid);
+	kvt_test_equal(status, 0);
+	close(store.output);
+	kvt_test_peer_close(&peer);
+	kvt_client_close(worker, KVT_IDLE);
+	store_runs = false;
+}
+
+TEST_WITH(what_a_failed_disk_cannot_read_is_computed, start_on_a_disk, stop_on_a_disk)
+{
+	keep(PROMPTS);
+	fail_disk();
+	kvt_test_equal(serve_again(0, 1), 0);
+	kvt_test_check(settled(0).file_bad_pages > 0);
+	must_do_without();
+}
+
+TEST_WITH(what_a_failed_disk_cannot_write_is_computed, start_on_a_disk, stop_on_a_disk)
+{
+	keep(1);
+	fail_disk();
+	serve_again(1, PROMPTS - 1); /* more than the memory holds */
+	must_do_without();
 }
 
 /* Start a store that must end with 3, and say so. */
