@@ -10,9 +10,9 @@ from engine import expect_nothing_held, prompt
 SEEDS = itertools.count(1)
 
 
-def whole(tokens):
+def whole(tokens, page=PAGE):
     """Positions of a prompt that can be reused: whole pages, but one position is left."""
-    return (len(tokens) - 1) // PAGE * PAGE
+    return (len(tokens) - 1) // page * page
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import stores
+from conftest import PAGE
 from engine import counters, expect_nothing_held, prompt, until
 from sharing import new_epoch, whole
 
@@ -18,6 +19,12 @@ PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000"}
 SEEDS = itertools.count(5000)
 INTERRUPTED_S = 20
 """More than a load may hold up a request, and less than another engine may."""
+
+
+@pytest.fixture(scope="module")
+def page():
+    """Positions of a page."""
+    return PAGE
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def keep(daemon, store, engine):
     return text, tokens
 
 
-def test_what_other_traffic_evicted_is_loaded(daemon, engines, store):
+def test_what_other_traffic_evicted_is_loaded(daemon, engines, store, page):
     private, a, b = engines
     text = prompt(next(SEEDS), N)
     tokens = private.generate(text)[0]["tokens"]
@@ -57,7 +64,7 @@ def test_what_other_traffic_evicted_is_loaded(daemon, engines, store):
     while counters(daemon).evicted_pages < now.evicted_pages + now.cached_pages:
         a.generate(prompt(next(SEEDS), N), max_tokens=1)
     loaded = store.counts()["loaded_pages"]
-    assert b.generate(text)[0] == {"tokens": tokens, "cached": whole(text)}
+    assert b.generate(text)[0] == {"tokens": tokens, "cached": whole(text, page)}
     assert store.settled(0)["loaded_pages"] > loaded
     expect_nothing_held(daemon)
 

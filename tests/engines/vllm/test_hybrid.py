@@ -8,8 +8,10 @@ import random
 import conftest
 import model
 import pytest
+import storing
 from engine import all_pages_are_back, expect_nothing_held, prompt, until
 from kills import kill_at, order  # noqa: F401
+from storing import PATIENT, store  # noqa: F401
 
 from kvtrunk import testing
 
@@ -62,8 +64,8 @@ def daemon(folder, kind, page, options):
     assert (said["sides"], said["page_size"]) == (kind["sides"], kind["page_size"])
     del said["pool_bytes"]
     n_pages = 3072 // page * (1 + len(kind["sides"].split(",")))
-    with testing.daemon(supervise=True, **{**said, "n_pages": n_pages,
-                                           "max_private_pages": n_pages}) as made:
+    with testing.daemon(supervise=True, coalesce_threshold=0,  # it waits for whole loads
+                        **{**said, "n_pages": n_pages, "max_private_pages": n_pages}) as made:
         yield made
 
 
@@ -72,8 +74,8 @@ def engines(daemon, kind, options, order, start):  # noqa: F811
     """One with a cache of its own, one that shares the daemon's, and one that will be killed."""
     options = {**options, "dtype": kind["dtype"]}
     made = (start(processes=1, num_gpu_blocks_override=2048, **options),
-            start(daemon, processes=1, **options),
-            start(daemon, environment={"KILL": str(order)}, **options))
+            start(daemon, processes=1, environment=PATIENT, **options),
+            start(daemon, environment={"KILL": str(order), **PATIENT}, **options))
     for engine in made:
         engine.wait()
     return made
@@ -155,6 +157,10 @@ def test_both_finish_all_in_a_pool_for_two_thirds(daemon, engines, kind, page):
             assert answers == expected
         assert [len(tokens) for tokens in answers] == [said] * n
     until(all_pages_are_back, daemon)
+
+
+# With its point, without which nothing would be reused.
+test_what_other_traffic_evicted_is_loaded = storing.test_what_other_traffic_evicted_is_loaded
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811

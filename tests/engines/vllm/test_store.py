@@ -2,7 +2,8 @@
 """Whole vLLM engines beside a store: what the pool has lost comes back."""
 import pytest
 from conftest import geometry
-from storing import (PATIENT, store, test_a_daemon_that_starts_cold_is_filled_again,  # noqa: F401
+from storing import (PATIENT, page, store,  # noqa: F401
+                     test_a_daemon_that_starts_cold_is_filled_again,
                      test_a_load_that_is_interrupted_costs_a_computation,
                      test_what_an_engine_forgot_is_not_loaded,
                      test_what_other_traffic_evicted_is_loaded)
