@@ -9,7 +9,9 @@
 #include "store/device.h"
 
 #define LINE 64u           /* bytes of a cache line */
-#define AHEAD 1024u        /* bytes that are prefetched */
+#define AHEAD 256u         /* bytes that are prefetched */
+#define PARTS 4u           /* are copied side by side */
+#define PART_MOST 4096u    /* bytes: a page of memory, whose lines a processor prefetches itself */
 #define STREAM_LEAST 1024u /* smaller pieces have few whole lines */
 
 /* Map all slabs in host memory. */
@@ -46,28 +48,50 @@ int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt
 		      : map_host(slabs, client, why);
 }
 
+#ifdef __SSE2__
+static void stream_line(uint8_t *to, const uint8_t *from)
+{
+	__m128i words[LINE / sizeof(__m128i)];
+
+	__builtin_prefetch(from + AHEAD);
+	for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
+		words[i] = _mm_loadu_si128((const __m128i *)from + i);
+	for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
+		_mm_stream_si128((__m128i *)to + i, words[i]);
+}
+
+/* Copy whole lines to an aligned place. Returns how many bytes those were: all but a few. */
+static uint64_t stream(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+	uint64_t at = 0, part;
+
+	while ((part = (bytes - at) / (PARTS * LINE) * LINE) > 0) {
+		part = part < PART_MOST ? part : PART_MOST;
+		for (uint64_t line = 0; line < part; line += LINE)
+			for (uint64_t in = line; in < PARTS * part; in += part)
+				stream_line(to + at + in, from + at + in);
+		at += PARTS * part;
+	}
+	return at;
+}
+#else
+static uint64_t stream(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+	(void)to, (void)from, (void)bytes;
+	return 0;
+}
+#endif
+
 /* memcpy() that does not read what it overwrites and leaves the caches to others: for pages a third
  * faster. Others may be writing `from`: nothing is decided on these bytes before it is known that
  * they were not. */
 static void copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
-#ifdef __SSE2__
 	uint64_t at = bytes < STREAM_LEAST ? bytes : -(uintptr_t)to % LINE;
 
 	memcpy(to, from, at);
-	for (; bytes - at >= LINE; at += LINE) {
-		__m128i words[LINE / sizeof(__m128i)];
-
-		__builtin_prefetch(from + at + AHEAD, 0, 0);
-		for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
-			words[i] = _mm_loadu_si128((const __m128i *)(from + at) + i);
-		for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
-			_mm_stream_si128((__m128i *)(to + at) + i, words[i]);
-	}
+	at += stream(to + at, from + at, bytes - at);
 	memcpy(to + at, from + at, bytes - at);
-#else
-	memcpy(to, from, bytes);
-#endif
 }
 
 /* Wait for the copies of a page. */
