@@ -388,6 +388,28 @@ static uint32_t room_of(const struct kvt_store *store)
 	return room > sides ? room - sides : 0;
 }
 
+/* Count the leading pages of `keys` that an open load brings. With sides it has a point at its end
+ * only. */
+static uint32_t loading(const struct kvt_store *store, const struct kvt_store_fetch *ask,
+			const struct kvt_chain *chain, const uint32_t *keys)
+{
+	uint32_t page_size = store->known.info.page_size, most = ask->n_keys / page_size, best = 0;
+
+	for (const struct kvt_load *load = store->loads.first; load; load = load->next) {
+		uint32_t first = ask->positions / page_size - load->first, n = 0;
+		struct kvt_chain page = *chain;
+
+		for (; n < most && first + n < load->n_main; n++) {
+			kvt_chain_next(&page, keys + (uint64_t)n * page_size, page_size, &page);
+			if (memcmp(&page, &load->pages[first + n].name, sizeof(page)) != 0)
+				break;
+		}
+		if (n > best && (!store->known.info.n_sides || first + n == load->n_main))
+			best = n;
+	}
+	return best;
+}
+
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
 			const uint32_t *keys)
 {
@@ -396,11 +418,17 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_chain chain;
 	struct kvt_load *load;
+	uint32_t n;
 
+	if (!chain_of_anchor(store, ask, &chain))
+		return 0;
+	/* Announced already. The answer gives its waiters the deadline of a load, too. */
+	n = loading(store, ask, &chain, keys);
+	if (n > 0)
+		return n * page_size;
 	if (most > room_of(store))
 		most = room_of(store);
-	if ((!sides && (uint64_t)most * page_size < store->options.min_positions) ||
-	    !chain_of_anchor(store, ask, &chain))
+	if (!sides && (uint64_t)most * page_size < store->options.min_positions)
 		return 0;
 	load = calloc(1, sizeof(*load) + (most + sides) * sizeof(*load->pages));
 	if (!load)

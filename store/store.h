@@ -105,8 +105,8 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
  * their number. */
 uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 			  const uint32_t *keys, struct kvt_chain *ret_names, uint32_t most);
-/** Begin to load what a FETCH lacks; `keys` are a private copy. Returns the positions that will be
- * loaded: they are announced. 0: none. */
+/** Begin to load what a FETCH lacks, if no open load brings it; `keys` are a private copy. Returns
+ * the positions that will be loaded: they are announced. 0: none. */
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
 			const uint32_t *keys);
 /** Load one page of the oldest load. Returns true if there was one. */

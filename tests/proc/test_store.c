@@ -570,6 +570,37 @@ TEST_WITH(a_scheduler_fetches_when_a_request_arrives, start, stop)
 	kvt_test_equal(kvt_fetch(worker, &begin), -EINVAL);
 }
 
+TEST_WITH(a_second_request_gets_the_load_of_the_first, start, stop)
+{
+	struct kvt_client *first = worker;
+	uint32_t keys[N];
+	struct kvt_request begin = begin_of(keys, N);
+	struct kvt_fetched answer;
+
+	kvt_test_keys(keys, N, 19);
+	keep(keys);
+	kvt_test_equal(kvt_fetch(first, &begin), 1); /* until both are connected */
+	fetched();
+	kvt_test_store_settled(&peer, N / PAGE);
+	evict_all();
+	connect_with(60000000000);
+	keys[0]++;
+	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(fetched().positions, 0);
+	keys[0]--;
+	kvt_test_freeze(store.pid); /* so that both are asked before either is loaded */
+	kvt_test_equal(kvt_fetch(first, &begin), 1);
+	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_equal(fetched().positions, N);
+	while (kvt_fetch_poll(first, &answer) == 0)
+		;
+	kvt_test_equal(answer.positions, N);
+	kvt_client_close(first, KVT_IDLE); /* it was aborted */
+	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&peer).loads, 2);
+}
+
 TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
 {
 	uint32_t keys[N];
@@ -719,6 +750,7 @@ TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
 	keep(keys);
 	options.socket_path = daemon_.socket;
 	options.flags = KVT_ANY_GEOMETRY;
+	options.fetch_wait_ns = 60000000000;
 	for (int i = 0; i < 3; i++) {
 		options.store_path = i == 0 ? "" : i == 1 ? "/nowhere" : store.path;
 		kvt_test_equal(kvt_client_connect(&other, &options, NULL), 0);
