@@ -15,6 +15,9 @@
  *     kvt_submit(client, &begin)           when it is scheduled
  *
  * A store that is stopped or gone costs a few milliseconds now and then, never more.
+ *
+ * Where pages have side pages, a store loads up to a point, with all that this needs. So what it
+ * promises can be reused, and BEGIN asks, too, if little is missing but the pool's point is gone.
  */
 
 #include <stdint.h>

@@ -101,8 +101,8 @@ bool kvt_store_copy(struct kvt_store *store);
  * page's. */
 bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 		       const uint32_t *keys);
-/** Name the pages of a FETCH from the first on that no tier has; `keys` are a private copy. Returns
- * their number. */
+/** Name the pages of a FETCH from the first on that no tier has, and side pages that they may have;
+ * `keys` are a private copy. Returns their number. */
 uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 			  const uint32_t *keys, struct kvt_chain *ret_names, uint32_t most);
 /** Begin to load what a FETCH lacks, if no open load brings it; `keys` are a private copy. Returns
