@@ -5,21 +5,12 @@
  */
 
 #include <errno.h>
-#include <signal.h>
 #include <time.h>
 
 #include "tools/admin.h"
 
 #define PAUSE_LEAST_NS 1000000
 #define PAUSE_MOST_NS 20000000
-
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-	(void)number;
-	interrupted = 1;
-}
 
 static const char *const names[KVT_FEED_TYPES] = {
 	"?", "namespace", "stored", "side", "removed", "cleared", "used",
@@ -120,7 +111,7 @@ static int print_some(struct kvt_admin *admin, struct kvt_feed *feed, bool snaps
 	int rc;
 
 	*ret_any = false;
-	while (!interrupted && (rc = kvt_feed_next(feed, &record)) != 0) {
+	while (!kvt_interrupted() && (rc = kvt_feed_next(feed, &record)) != 0) {
 		if (rc < 0 && rc != -EOVERFLOW)
 			return rc;
 		if (snapshot && (rc < 0 || record.seq > 0))
@@ -142,7 +133,7 @@ static int follow(struct kvt_admin *admin, struct kvt_feed *feed)
 	struct timespec pause = { .tv_nsec = PAUSE_LEAST_NS };
 	bool any;
 
-	while (!interrupted) {
+	while (!kvt_interrupted()) {
 		int rc = print_some(admin, feed, false, &any);
 
 		if (rc < 0)
@@ -159,7 +150,6 @@ static int follow(struct kvt_admin *admin, struct kvt_feed *feed)
 
 int kvt_admin_feed(struct kvt_admin *admin)
 {
-	struct sigaction action = { .sa_handler = on_signal };
 	bool snapshot = false, any;
 	const struct kvt_admin_option_word options[] = {
 		{ "--snapshot", NULL, &snapshot },
@@ -170,8 +160,7 @@ int kvt_admin_feed(struct kvt_admin *admin)
 
 	if (kvt_admin_words(admin, options, NULL, 0))
 		return kvt_admin_usage(admin);
-	sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
+	kvt_catch_interrupts();
 	rc = kvt_admin_connect(admin);
 	if (rc)
 		return kvt_admin_exit(admin, rc);

@@ -10,11 +10,6 @@
 #include "tools/store.h"
 #include "tools/table.h"
 
-static double percent(uint64_t part, uint64_t all)
-{
-	return all ? 100 * (double)part / (double)all : 0;
-}
-
 /* ---- status */
 
 static void status_text(const char *path, const struct kvt_store_status *status)
@@ -25,12 +20,12 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 	printf("kvtstored on %s, up %s%s\n", path, kvt_age_text(status->uptime_ns, first,
 	       sizeof(first)), status->connected ? "" : ", without a daemon");
 	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory; the pool has %llu\n", N(pages),
-	       N(room_pages), percent(status->pages, status->room_pages),
+	       N(room_pages), kvt_percent(status->pages, status->room_pages),
 	       kvt_size_text(status->ram_bytes, first, sizeof(first)), N(pool_pages));
 	if (status->file_bytes)
 		printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in "
 		       "time, %llu read, %llu damaged\n", N(file_pages), N(file_room_pages),
-		       percent(status->file_pages, status->file_room_pages),
+		       kvt_percent(status->file_pages, status->file_room_pages),
 		       kvt_size_text(status->file_bytes, first, sizeof(first)),
 		       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 		       N(file_bad_pages));
@@ -42,7 +37,7 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));
 	printf("fetches\n  %llu of %llu (%.1f %%) were answered with pages\n", N(hits), N(fetches),
-	       percent(status->hits, status->fetches));
+	       kvt_percent(status->hits, status->fetches));
 	printf("loads\n  %llu pages in %llu loads, %llu of them ended early; %llu open with %llu "
 	       "pages\n", N(loaded_pages), N(loads), N(cut_loads), N(open_loads), N(loading_pages));
 	printf("computed\n  %llu pages by clients, %llu of them were here\n", N(computed_pages),

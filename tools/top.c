@@ -13,7 +13,6 @@
 #include <langinfo.h>
 #include <locale.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,14 +54,6 @@ struct top {
 	double seconds;          /* between the two samples */
 	struct sample now, before; /* `before` all zero: since the start */
 };
-
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-	(void)number;
-	interrupted = 1;
-}
 
 /* ---- what is asked */
 
@@ -142,11 +133,6 @@ static double rate(const struct top *top, uint64_t now, uint64_t before)
 	return (double)(now - before) / top->seconds;
 }
 
-static double percent(uint64_t part, uint64_t all)
-{
-	return all ? 100 * (double)part / (double)all : 0;
-}
-
 static uint64_t all_operations(const struct kvt_admin_status *status)
 {
 	uint64_t n = 0;
@@ -161,7 +147,7 @@ static double hits_percent(const struct top *top)
 	const struct kvt_counters *now = &top->now.status.counters;
 	const struct kvt_counters *before = &top->before.status.counters;
 
-	return percent(now->hit_positions - before->hit_positions,
+	return kvt_percent(now->hit_positions - before->hit_positions,
 		       now->input_positions - before->input_positions);
 }
 
@@ -275,7 +261,7 @@ static void draw_pages(struct top *top)
 	line(top, "pages [%s]", bar);
 	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
 		line(top, "  %c %-12s %12llu  %5.1f %%", parts[i].sign, parts[i].name,
-		     (unsigned long long)parts[i].pages, percent(parts[i].pages, all));
+		     (unsigned long long)parts[i].pages, kvt_percent(parts[i].pages, all));
 }
 
 static void draw_traffic(struct top *top)
@@ -286,8 +272,8 @@ static void draw_traffic(struct top *top)
 	uint64_t hit = now->hit_positions - before->hit_positions;
 
 	line(top, "hits  %5.1f %%  (since the start %.1f %%)   asked %.0f positions/s, "
-	     "not prefilled %.0f/s", percent(hit, input),
-	     percent(now->hit_positions, now->input_positions), (double)input / top->seconds,
+	     "not prefilled %.0f/s", kvt_percent(hit, input),
+	     kvt_percent(now->hit_positions, now->input_positions), (double)input / top->seconds,
 	     (double)hit / top->seconds);
 	line(top, "pages/s  cached %.0f  evicted %.0f  duplicates %.0f   leases %llu   "
 	     "sessions %llu   violations %llu",
@@ -425,12 +411,12 @@ static bool wait_frame(int64_t interval_ms)
 	char key = 0;
 	int n;
 
-	if (interrupted)
+	if (kvt_interrupted())
 		return false;
 	n = poll(&in, 1, (int)interval_ms);
 	if (n > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q'))
 		return false;
-	return !interrupted;
+	return !kvt_interrupted();
 }
 
 /* The daemon is gone or silent: reconnect at each frame. */
@@ -484,13 +470,11 @@ static int run_live(struct top *top, int64_t interval_ms)
 
 static int live(struct top *top, int64_t interval_ms)
 {
-	struct sigaction action = { .sa_handler = on_signal };
 	struct termios saved, raw;
 	bool keys = tcgetattr(STDIN_FILENO, &saved) == 0;
 	int rc;
 
-	sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
+	kvt_catch_interrupts();
 	if (keys) {
 		raw = saved;
 		raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
@@ -540,22 +524,20 @@ static void print_line(const struct top *top, unsigned int n)
 	printf("%-8s %6.1f %11.0f %9.0f %6.1f %6.1f %6.1f %6.1f %9.0f %8llu %7llu\n", clock,
 	       hits_percent(top),
 	       rate(top, count->input_positions, top->before.status.counters.input_positions),
-	       operations_rate(top), percent(count->free_pages, all),
-	       percent(count->private_pages, all), percent(count->evictable_pages, all),
-	       percent(count->protected_pages, all),
+	       operations_rate(top), kvt_percent(count->free_pages, all),
+	       kvt_percent(count->private_pages, all), kvt_percent(count->evictable_pages, all),
+	       kvt_percent(count->protected_pages, all),
 	       rate(top, count->evicted_pages, top->before.status.counters.evicted_pages),
 	       (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases);
 }
 
 static int print_lines(struct top *top, int64_t interval_ms)
 {
-	struct sigaction action = { .sa_handler = on_signal };
 	struct timespec pause = { interval_ms / 1000, interval_ms % 1000 * 1000000 };
 	struct sample fresh;
 
-	sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
-	for (unsigned int n = 0; !interrupted;) {
+	kvt_catch_interrupts();
+	for (unsigned int n = 0; !kvt_interrupted();) {
 		int rc = take_sample(top->admin, &fresh);
 
 		if (rc == 0) {

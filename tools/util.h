@@ -29,6 +29,14 @@ void *kvt_tool_grow(void *old, size_t n, size_t element_bytes);
 char *kvt_tool_copy(const char *text, size_t bytes);
 /** The monotonic clock. */
 int64_t kvt_tool_now_ns(void);
+/** From now on SIGINT and SIGTERM only interrupt sleeps, and are told by kvt_interrupted(). */
+void kvt_catch_interrupts(void);
+bool kvt_interrupted(void);
+
+static inline double kvt_percent(uint64_t part, uint64_t all)
+{
+	return all ? 100 * (double)part / (double)all : 0;
+}
 
 /** Text that grows. All zero is empty. */
 struct kvt_text {

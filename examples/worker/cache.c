@@ -119,12 +119,6 @@ static int open_compute(struct worker *worker)
 	return compute_cpu_open(&worker->model, &worker->compute, worker->why);
 }
 
-static int kvt_failed(struct worker *worker, int code)
-{
-	snprintf(worker->why, sizeof(worker->why), "%s", kvt_client_error(worker->client)->text);
-	return code;
-}
-
 /* Check that the pool's memory is on the computing device. */
 static int check_backend(struct worker *worker)
 {
@@ -156,7 +150,7 @@ static int map_pool(struct worker *worker, struct kvt_attn_view *views)
 		if (!code)
 			worker_attention_view(&view, &views[i]);
 	}
-	return code ? kvt_failed(worker, code) : 0;
+	return code ? worker_failed(worker, code) : 0;
 }
 
 /* Connect with this geometry. */
@@ -192,7 +186,7 @@ static int connect_client(struct worker *worker)
 	code = kvt_namespace_open(worker->client, digest,
 				  kvt_attn_describe(worker->compute->attention),
 				  &worker->namespace_id);
-	return code ? kvt_failed(worker, code) : 0;
+	return code ? worker_failed(worker, code) : 0;
 }
 
 int worker_open_cache(struct worker *worker)
@@ -226,7 +220,7 @@ int worker_fence(struct worker *worker, struct kvt_fence *ret_fence)
 		return 0;
 	}
 	code = kvt_fence_record(worker->client, compute->stream, ret_fence);
-	return code ? kvt_failed(worker, code) : 0;
+	return code ? worker_failed(worker, code) : 0;
 }
 
 const char *worker_daemon_flags(const struct worker *worker, uint32_t page_size, char *flags)

@@ -73,12 +73,6 @@ struct run {
 	double begun_us;
 };
 
-static int kvt_failed(struct worker *worker, int error)
-{
-	snprintf(worker->why, sizeof(worker->why), "%s", kvt_client_error(worker->client)->text);
-	return error;
-}
-
 /** True if the daemon ended and nothing kept this session. -ESTALE alone may also mean one removed
  * prefix. */
 static bool is_lost(const struct worker *worker)
@@ -115,7 +109,7 @@ static int begin(struct run *run)
 			return error;
 		}
 		if (tries == ROOM_WAITS || !is_full(worker))
-			return kvt_failed(worker, error);
+			return worker_failed(worker, error);
 		g->waits++;
 		nanosleep(&pause, NULL);
 	}
@@ -143,7 +137,7 @@ static int commit(struct run *run, uint32_t computed, uint32_t flags)
 		run->generation->unpublished = true;
 		return 0;
 	}
-	return error < 0 ? kvt_failed(run->worker, error) : 0;
+	return error < 0 ? worker_failed(run->worker, error) : 0;
 }
 
 /** Compute the uncached positions chunk by chunk, publishing each chunk. Leaves the last position's
@@ -222,7 +216,7 @@ static int grow(struct run *run, uint32_t position)
 	error = kvt_seq_extend(run->seq, 1);
 	if (error == -ENOSPC || error == -EDQUOT)
 		return -EAGAIN;
-	return error ? kvt_failed(run->worker, error) : 0;
+	return error ? worker_failed(run->worker, error) : 0;
 }
 
 /** Generate from the last position's logits on. -EAGAIN: no page for the next position. */
@@ -292,7 +286,7 @@ static int finish(struct run *run, uint32_t begun_with)
 		run->generation->unpublished = true; /* but the text is complete */
 		return 0;
 	}
-	return error ? kvt_failed(run->worker, error) : 0;
+	return error ? worker_failed(run->worker, error) : 0;
 }
 
 /** Connect to the successor of a daemon that ended. Pages and sequences are lost. */

@@ -61,6 +61,13 @@ extern const char *const worker_kv_types[];
 /* kvtrunkd's flags for this model in one line, without blanks inside a flag. */
 #define WORKER_FLAGS_BYTES (KVT_FINGERPRINT_BYTES + 256)
 
+/** Note why a call of the library failed. Returns its error. */
+static inline int worker_failed(struct worker *worker, int error)
+{
+	snprintf(worker->why, sizeof(worker->why), "%s", kvt_client_error(worker->client)->text);
+	return error;
+}
+
 /** Open options.model and options.tokenizer. 0 or a negative errno with worker->why, as below. */
 int worker_open_model(struct worker *worker);
 /** Convert a pool's layer to a kernels' view: the library is independent of the kernels. */

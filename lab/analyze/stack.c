@@ -135,11 +135,6 @@ static void places_clear(struct stack *stack, const uint32_t *pages, uint32_t n)
 
 /* ---- one request ---- */
 
-static uint32_t pages_for(uint64_t positions, uint32_t page_size)
-{
-	return (uint32_t)((positions + page_size - 1) / page_size);
-}
-
 /* True if all of the input can be found: then its last page is computed again beside it. */
 static bool ends_with_page(const struct stack *stack, const struct kvt_trace_request *request)
 {
@@ -211,7 +206,7 @@ static void admit(struct stack *stack, uint32_t index)
 		n_known++;
 	*running = (struct running){
 		.leaf = leaf, .n_pages = n, .twin = whole && n_known == n,
-		.apart = pages_for((uint64_t)request->input + request->output, page_size) - n,
+		.apart = kvt_pages_for((uint64_t)request->input + request->output, page_size) - n,
 	};
 	stack->n_apart += running->apart;
 	stack->n_twins += running->twin;

@@ -109,18 +109,13 @@ static uint32_t pool_extend(struct pool *pool, uint32_t wanted)
 	return got;
 }
 
-static uint32_t pages_for(uint64_t positions, uint32_t page_size)
-{
-	return (uint32_t)((positions + page_size - 1) / page_size);
-}
-
 /* `path` has the request's whole pages. */
 static void pool_serve(struct pool *pool, const struct kvt_trace_request *request,
 		       uint32_t page_size, const uint32_t *path)
 {
 	uint32_t full = request->input / page_size, matched = 0, reused, own, extra;
-	uint32_t input_pages = pages_for(request->input, page_size);
-	uint32_t table = pages_for((uint64_t)request->input + request->output, page_size);
+	uint32_t input_pages = kvt_pages_for(request->input, page_size);
+	uint32_t table = kvt_pages_for((uint64_t)request->input + request->output, page_size);
 
 	while (matched < full && pool->at[path[matched]])
 		matched++;

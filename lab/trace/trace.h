@@ -117,6 +117,11 @@ uint32_t kvt_trace_common(const struct kvt_trace *trace, const struct kvt_trace_
 /** Write a trace of the agent shape in the format that KVT_TRACE_AGENT reads. -EIO, -errno. */
 int kvt_trace_write(const struct kvt_trace *trace, const char *path);
 
+static inline uint32_t kvt_pages_for(uint64_t positions, uint32_t page_size)
+{
+	return (uint32_t)((positions + page_size - 1) / page_size);
+}
+
 /** Mix 64 bits with full avalanche (splitmix64's finalizer). */
 static inline uint64_t kvt_trace_mix(uint64_t x)
 {
