@@ -5,7 +5,7 @@ import itertools
 import json
 
 from conftest import NEW_EPOCH, PAGE
-from engine import expect_nothing_held, prompt
+from engine import counters, expect_nothing_held, prompt
 
 SEEDS = itertools.count(1)
 
@@ -13,6 +13,21 @@ SEEDS = itertools.count(1)
 def whole(tokens, page=PAGE):
     """Positions of a prompt that can be reused: whole pages, but one position is left."""
     return (len(tokens) - 1) // page * page
+
+
+def expect_checked_reuse(daemon, private, a, b, page=PAGE, **options):
+    """b, which computes one page of each reuse itself and compares, reuses what a computed."""
+    text = prompt(1)
+    expected = private.generate(text, **options)[0]["tokens"]
+    assert a.generate(text, **options)[0] == {"tokens": expected, "cached": 0}
+    assert b.generate(text, **options)[0] == {"tokens": expected,
+                                              "cached": whole(text, page) - page}
+    more = text + expected + prompt(2, 40)
+    expected = private.generate(more)[0]["tokens"]
+    assert b.generate(more)[0]["tokens"] == expected
+    assert a.generate(more)[0] == {"tokens": expected, "cached": whole(more, page)}
+    expect_nothing_held(daemon)
+    assert counters(daemon).suspected_pages == 0
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines):

@@ -3,10 +3,10 @@
 itself or by an option, and the latent row of MLA. Daemon and options are those that `flags` prints."""
 import model
 import pytest
-from conftest import PAGE, PAGES, printed
+from conftest import PAGES, printed
 from engine import counters, expect_nothing_held, prompt
 from kills import kill_at, order  # noqa: F401
-from sharing import whole
+from sharing import expect_checked_reuse
 
 from kvtrunk import testing
 
@@ -60,19 +60,8 @@ def engines(kind, daemon, start, order):  # noqa: F811
 
 
 def test_b_reuses_what_only_a_computed(kind, daemon, engines):
-    private, a, b = engines
-    text = prompt(1)
-    expected = private.generate(text)[0]["tokens"]
-    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
-    # It computes the last page that it could have reused, and compares.
-    assert b.generate(text)[0] == {"tokens": expected, "cached": whole(text) - PAGE}
-    more = text + expected + prompt(2, 40)
-    expected = private.generate(more)[0]["tokens"]
-    assert b.generate(more)[0]["tokens"] == expected
-    assert a.generate(more)[0] == {"tokens": expected, "cached": whole(more)}
-    expect_nothing_held(daemon)
-    assert counters(daemon).suspected_pages == 0
-    assert kind[3] in a.said()
+    expect_checked_reuse(daemon, *engines)
+    assert kind[3] in engines[1].said()
 
 
 def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):

@@ -5,6 +5,7 @@ import json
 import model
 import pytest
 from conftest import PAGE, flags
+from drafting import expect_drafts_reused
 from engine import counters, expect_nothing_held, prompt
 from kills import kill_at, order  # noqa: F401
 
@@ -34,8 +35,6 @@ def daemon(folder, drafts):
 
 @pytest.fixture(scope="module")
 def engines(daemon, drafts, start, order):  # noqa: F811
-    """One with a cache of its own that drafts nothing, and two that draft. The last one computes
-    one page of each reuse itself, and compares."""
     made = (start(processes=1), start(daemon, speculative_config=drafts,
                                       environment={"KILL": str(order)}),
             start(daemon, processes=1, speculative_config={**drafts, "num_speculative_tokens": 2},
@@ -45,30 +44,16 @@ def engines(daemon, drafts, start, order):  # noqa: F811
     return made
 
 
-def metric(engine, name):
-    engine.ask(do="metric", name=f"vllm:spec_decode_num_{name}_tokens")
-    return engine.answer()
-
-
 def test_what_drafts_brought_is_reused(daemon, engines):
-    private, a, b = engines
+    private, a, _ = engines
     asked = [prompt(i, 90) for i in range(1, N + 1)]
-    said = [answer["tokens"] for answer in private.generate(*asked, max_tokens=135)]
-    assert [answer["tokens"] for answer in a.generate(*asked, max_tokens=135)] == said
-    assert metric(a, "draft") > metric(a, "accepted") > 100
-    turns = [text + more + prompt(100 + i, 30) for i, (text, more) in enumerate(zip(asked, said))]
-    expected = [answer["tokens"] for answer in private.generate(*turns, max_tokens=60)]
-    # Each turn is computed once, and all but a page of it that is compared is reused.
-    answers = b.generate(*turns, max_tokens=60)
-    assert [answer["tokens"] for answer in answers] == expected
-    cached = (90 + 135 - 1) // PAGE * PAGE
-    assert [answer["cached"] for answer in answers] == [cached - PAGE] * N
+    turns, expected = expect_drafts_reused(daemon, engines, asked, 135, 100)
     turns = [text + more + [7] for text, more in zip(turns, expected)]
     expected = [answer["tokens"] for answer in private.generate(*turns)]
     answers = a.generate(*turns)
     assert [answer["tokens"] for answer in answers] == expected
     assert [answer["cached"] for answer in answers] == [len(turns[0]) // PAGE * PAGE] * N
-    assert counters(daemon).suspected_pages == 0 and "was not made" not in b.said()
+    assert counters(daemon).suspected_pages == 0
     expect_nothing_held(daemon)
 
 

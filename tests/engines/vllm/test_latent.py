@@ -4,8 +4,8 @@ serve_latent.py says what of vLLM's CPU backend stands aside."""
 import conftest
 import model
 import pytest
-from engine import counters, expect_nothing_held, prompt
 from kills import kill_at, order  # noqa: F401
+from sharing import expect_checked_reuse
 
 from kvtrunk import testing
 
@@ -48,18 +48,7 @@ def engines(daemon, start, order):  # noqa: F811
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines):
-    private, a, b = engines
-    text = prompt(1)
-    expected = private.generate(text)[0]["tokens"]
-    assert a.generate(text)[0] == {"tokens": expected, "cached": 0}
-    # It computes the last page that it could have reused, and compares.
-    assert b.generate(text)[0] == {"tokens": expected, "cached": 176}
-    more = text + expected + prompt(2, 40)
-    expected = private.generate(more)[0]["tokens"]
-    assert b.generate(more)[0]["tokens"] == expected
-    assert a.generate(more)[0] == {"tokens": expected, "cached": 240}
-    expect_nothing_held(daemon)
-    assert counters(daemon).suspected_pages == 0
+    expect_checked_reuse(daemon, *engines, page=PAGE)
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two engines of models whose layers have windows, which keep the KV of all positions, as with a
-switch of vLLM's: as a gpt-oss,
-a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own frees what is out of a window."""
+switch of vLLM's: as a gpt-oss, a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own
+frees what is out of a window."""
 import conftest
 import model
 import pytest
 from conftest import PAGE
-from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
+from engine import all_pages_are_back, counters, prompt, until
 from kills import kill_at, order  # noqa: F401
-from sharing import whole
+from sharing import expect_checked_reuse
 
 from kvtrunk import testing
 
@@ -57,17 +57,7 @@ def engines(daemon, name, order, start):  # noqa: F811
 
 def test_b_reuses_what_only_a_computed(daemon, engines):
     private, b, a = engines
-    text = prompt(1)
-    expected = private.generate(text, max_tokens=40)[0]["tokens"]
-    assert a.generate(text, max_tokens=40)[0] == {"tokens": expected, "cached": 0}
-    # It computes the last page that it could have reused, and compares.
-    assert b.generate(text, max_tokens=40)[0] == {"tokens": expected, "cached": whole(text) - PAGE}
-    more = text + expected + prompt(2, 40)
-    expected = private.generate(more)[0]["tokens"]
-    assert b.generate(more)[0]["tokens"] == expected
-    assert a.generate(more)[0] == {"tokens": expected, "cached": whole(more)}
-    expect_nothing_held(daemon)
-    assert counters(daemon).suspected_pages == 0
+    expect_checked_reuse(daemon, private, a, b, max_tokens=40)
 
 
 def test_the_log_says_once_what_is_kept(engines, name):
