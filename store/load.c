@@ -299,6 +299,22 @@ static int check_begun(struct kvt_store *store, const struct kvt_store_fetch *as
 	return rc == 0 ? allocate_sides(store, load) : rc;
 }
 
+/* Open the namespace of a load. It stays open until one of another begins: to open and to close are
+ * a round trip each. */
+static int enter(struct kvt_store *store, const uint64_t digest[2], uint32_t *ret_namespace)
+{
+	uint32_t before = store->loads.namespace_id;
+	int rc = kvt_namespace_open(store->client, digest, NULL, ret_namespace);
+
+	if (rc != 0)
+		return rc;
+	store->loads.namespace_id = *ret_namespace;
+	/* -EBUSY: a load is in it, and closes it. */
+	if (before && before != *ret_namespace)
+		kvt_namespace_close(store->client, before);
+	return 0;
+}
+
 /* Announce the pages behind the anchor. */
 static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 		    const uint32_t *keys, struct kvt_load *load)
@@ -315,17 +331,13 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 	};
 	uint32_t changes = changes_of(store, ask->anchor);
 	struct kvt_result begun;
-	int rc = kvt_namespace_open(store->client, ask->namespace_digest, NULL,
-				    &load->namespace_id);
+	int rc = enter(store, ask->namespace_digest, &load->namespace_id);
 
 	begin.namespace_id = load->namespace_id;
+	if (rc == 0)
+		rc = kvt_call(store->client, &begin, &begun);
 	if (rc != 0)
 		return rc;
-	rc = kvt_call(store->client, &begin, &begun);
-	if (rc != 0) {
-		kvt_namespace_close(store->client, load->namespace_id);
-		return rc;
-	}
 	rc = kvt_seq_adopt(store->client, &begun, n_positions, &load->seq);
 	if (rc != 0) {
 		kvt_result_release(store->client, &begun);
@@ -335,7 +347,6 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 	if (rc == 0)
 		return 0;
 	kvt_seq_end(load->seq, 0, NULL, 0, KVT_IDLE, 0);
-	kvt_namespace_close(store->client, load->namespace_id);
 	return rc;
 }
 
@@ -475,8 +486,8 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 		give_sides(load);
 	kvt_seq_end(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 	free_sides(store, load);
-	/* -EBUSY: another load is in it, and closes it. */
-	kvt_namespace_close(store->client, load->namespace_id);
+	if (load->namespace_id != loads->namespace_id)
+		kvt_namespace_close(store->client, load->namespace_id);
 	unpin(store, load);
 	kvt_tier_touch(&store->tier, &store->known, load->anchor);
 	free(load);

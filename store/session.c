@@ -133,6 +133,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 void kvt_store_disconnect(struct kvt_store *store)
 {
 	kvt_loads_end(store);
+	store->loads.namespace_id = 0;
 	kvt_store_unfollow(store);
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);

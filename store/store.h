@@ -41,6 +41,7 @@ struct kvt_loads {
 	struct kvt_load *first, *last; /* oldest first */
 	uint32_t n_pages;     /* still to load */
 	uint32_t most_pages;
+	uint32_t namespace_id; /* of the last one, which is open; 0: none is */
 	uint64_t page_ns;     /* time of a page, as the last ones took */
 	uint64_t begun, ended, cut; /* loads; `cut`: ended before their last page */
 	uint64_t loaded;      /* pages */
