@@ -236,7 +236,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
                                  page_size=PAGE, size=(PAGES - 1) * PAGE)
     options = {"page_size": PAGE, **pages} if "page_bytes" in pages else geometry(**pages)
     with testing.daemon(**options) as daemon:
-        monkeypatch.setattr(_pool, "socket", lambda: daemon.socket)
+        monkeypatch.setattr(_pool, "socket", lambda *_: daemon.socket)
         monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
             _pool._connect(pool, Geometry(2, 2, 64, "fp32", "nhd", "layer"))
