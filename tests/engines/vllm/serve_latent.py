@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """serve.py for models with MLA. vLLM 0.32 turns prefix caching off for them on CPUs without AMX,
-although their kernels read the pages of earlier steps; here it stays on.
+although their kernels read the pages of earlier steps; here it stays on. With AMX it would take a
+backend for bf16 alone.
 
 vLLM's own rotation for CPUs takes the strides of MLA's queries and keys wrong, so that a text would
 depend on what is computed together. PyTorch's is taken instead.
@@ -30,7 +31,8 @@ CpuPlatform.check_and_update_config = classmethod(check)  # in each process: the
 
 def started(folder, options):
     return serve.started(folder, {
-        "block_size": 16, "compilation_config": {"custom_ops": ["-rotary_embedding"]}, **options})
+        "block_size": 16, "attention_backend": "CPU_MLA",
+        "compilation_config": {"custom_ops": ["-rotary_embedding"]}, **options})
 
 
 if __name__ == "__main__":
