@@ -20,7 +20,7 @@ test_a_new_epoch_clears_the_index_of_one = router.test_a_new_epoch_clears_the_in
 
 
 def test_the_index_of_each_is_the_pool(folder, monkeypatch, tmp_path, indexer):  # noqa: F811
-    chance, workers = random.Random(2), {1: "a", 2: "b"}
+    chance, workers = random.Random(2), {3: "a", 4: "b"}  # 1 and 2 are whole engines
     with pair(folder, monkeypatch, tmp_path) as (daemon, engines, _):
         for worker, name in workers.items():
             indexer.register(worker, f"ipc://{tmp_path}/{name}", f"ipc://{tmp_path}/{name}.replay")
@@ -35,7 +35,7 @@ def test_the_index_of_each_is_the_pool(folder, monkeypatch, tmp_path, indexer): 
         ask(chance, engines[:1], 5)
         assert expect_index(indexer, daemon, workers) > 0
         engines[0].theirs.shutdown()
-        indexer.unregister(1)
+        indexer.unregister(3)
         ask(chance, engines[1:], 20)
-        assert expect_index(indexer, daemon, [2]) > 0
-    indexer.unregister(2)
+        assert expect_index(indexer, daemon, [4]) > 0
+    indexer.unregister(4)
