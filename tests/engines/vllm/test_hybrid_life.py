@@ -231,8 +231,8 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
         assert len(pair[0].pool.instances) == 4
 
 
-# A load of a few small pages is none: no BEGIN waits for it.
-@pytest.mark.parametrize("name", ["windows of large pages", "states of many steps"])
+# Of the other kinds few loads are long enough that a BEGIN waits for them, or fit beside a match.
+@pytest.mark.parametrize("name", ["states of many steps"])
 def test_a_request_reads_what_a_store_brought_back(folder, monkeypatch, caplog, name):
     kind = KINDS[name]
     monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")  # on a busy machine
