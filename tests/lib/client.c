@@ -49,14 +49,21 @@ void kvt_test_fence_by(int method)
 	setenv("KVTRUNK_FENCE", method == KVT_FENCE_BY_WRITE ? "write" : "host", 1);
 }
 
+void kvt_test_digest(const char *name, uint64_t ret_digest[2])
+{
+	ret_digest[0] = 0x6b76747465737473ull;
+	ret_digest[1] = 0;
+	for (const char *c = name; *c; c++)
+		ret_digest[1] = ret_digest[1] * 1099511628211ull + (uint8_t)*c;
+}
+
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name)
 {
-	uint64_t digest[2] = { 0x6b76747465737473ull, 0 };
+	uint64_t digest[2];
 	uint32_t number;
 	int error;
 
-	for (const char *c = name; *c; c++)
-		digest[1] = digest[1] * 1099511628211ull + (uint8_t)*c;
+	kvt_test_digest(name, digest);
 	error = kvt_namespace_open(client, digest, name, &number);
 	if (error != 0)
 		kvt_test_fail("namespace %s: %s", name, kvt_client_error(client)->text);

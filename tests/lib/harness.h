@@ -113,6 +113,8 @@ struct kvt_client *kvt_test_connect(const struct kvt_test_daemon *daemon);
 struct kvt_client *kvt_test_observe(const struct kvt_test_daemon *daemon);
 /** Choose how this process's streams raise fences: enum kvt_fence_method, but the default. */
 void kvt_test_fence_by(int method);
+/** The digest of a test's namespace of this name. */
+void kvt_test_digest(const char *name, uint64_t ret_digest[2]);
 /** Return the tests' namespace for `name`. */
 uint32_t kvt_test_namespace(struct kvt_client *client, const char *name);
 /** Have an operation done, which must succeed. Returns its result without pages and twins. */

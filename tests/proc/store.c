@@ -135,12 +135,10 @@ void kvt_test_side_store(struct kvt_test_side *side, const char *ram, const char
 
 void kvt_test_side_end(struct kvt_test_side *side)
 {
-	if (side->store.pid > 0) {
-		kvt_test_peer_close(&side->peer);
+	kvt_test_peer_close(&side->peer);
+	if (side->store.pid > 0)
 		kvt_test_equal(kvt_test_store_stop(&side->store), 0);
-	}
 	kvt_client_close(side->worker, KVT_IDLE);
-	kvt_test_audit(&side->daemon);
 	kvt_test_daemon_end(&side->daemon);
 }
 
@@ -182,8 +180,11 @@ void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store 
 
 void kvt_test_peer_close(struct kvt_test_peer *peer)
 {
+	if (!peer->keys)
+		return;
 	munmap(peer->keys, KVT_STORE_KEYS * sizeof(uint32_t));
 	close(peer->fd);
+	peer->keys = NULL;
 }
 
 static struct kvt_message head_of(uint16_t type, uint32_t bytes)

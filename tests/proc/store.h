@@ -18,7 +18,7 @@ struct kvt_test_store {
 
 struct kvt_test_peer {
 	int fd;
-	uint32_t *keys; /* the key area */
+	uint32_t *keys; /* the key area; NULL: not connected */
 	struct kvt_store_welcome welcome;
 };
 
@@ -61,6 +61,7 @@ void kvt_test_side_end(struct kvt_test_side *side);
 /** Connect and take WELCOME. False: refused. */
 bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store);
 void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store);
+/** Close the connection, if it is open. */
 void kvt_test_peer_close(struct kvt_test_peer *peer);
 /** Ask for what it counts. */
 struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer);

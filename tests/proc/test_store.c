@@ -27,7 +27,7 @@ static struct kvt_pool pool;
 static uint32_t space;
 static const struct kvt_handle root;
 /* As kvt_test_namespace("store"). */
-static uint64_t digest[2] = { 0x6b76747465737473ull, 0 };
+static uint64_t digest[2]; /* of "store" */
 
 static void connect_with(int64_t fetch_wait_ns)
 {
@@ -49,9 +49,7 @@ static void connect_worker(void)
 
 static void start_store(const char *ram)
 {
-	digest[1] = 0;
-	for (const char *c = "store"; *c; c++)
-		digest[1] = digest[1] * 1099511628211ull + (uint8_t)*c;
+	kvt_test_digest("store", digest);
 	connect_worker();
 	kvt_test_store_start(&store, &daemon_, ram);
 	kvt_test_peer_open(&peer, &store);
