@@ -45,6 +45,11 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 	return &known->pages[page].chain;
 }
 
+bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes)
+{
+	return kvt_known_name(known, page) && known->pages[page].changes == changes;
+}
+
 static uint32_t *sides_of(const struct kvt_known *known, uint32_t page)
 {
 	return known->sides + (size_t)page * known->info.n_sides;
@@ -112,8 +117,7 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 
 		known->queue_at = (known->queue_at + 1) % known->queue_pages;
 		known->n_queued--;
-		if (kvt_known_name(known, next.page) &&
-		    known->pages[next.page].changes == next.changes)
+		if (kvt_known_stayed(known, next.page, next.changes))
 			return next.page;
 	}
 	*ret_swept = true;

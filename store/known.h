@@ -66,6 +66,8 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
+/** True if a page that had so many `changes` has been cached since. */
+bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes);
 /** The side page of a kind of a main page, 0: none that is cached. */
 uint32_t kvt_known_side(const struct kvt_known *known, uint32_t page, uint32_t kind);
 

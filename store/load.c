@@ -274,7 +274,7 @@ static bool is_behind_anchor(struct kvt_store *store, const struct kvt_store_fet
 	if (kvt_store_follow(store) < 0 || !store->current || store->reset || n_table < load->first)
 		return false;
 	return load->first == 0 || (table[load->first - 1] == ask->anchor &&
-				    changes_of(store, ask->anchor) == changes);
+				    kvt_known_stayed(&store->known, ask->anchor, changes));
 }
 
 /* Make sure that a sequence loads what was promised, and that no other lease computes it. -ESTALE:
@@ -405,15 +405,21 @@ static uint32_t loading(const struct kvt_store *store, const struct kvt_store_fe
 			const struct kvt_chain *chain, const uint32_t *keys)
 {
 	uint32_t page_size = store->known.info.page_size, most = ask->n_keys / page_size, best = 0;
+	struct kvt_chain head;
 
+	if (!store->loads.first || most == 0)
+		return 0;
+	kvt_chain_next(chain, keys, page_size, &head);
 	for (const struct kvt_load *load = store->loads.first; load; load = load->next) {
 		uint32_t first = ask->positions / page_size - load->first, n = 0;
-		struct kvt_chain page = *chain;
+		struct kvt_chain page = head;
 
-		for (; n < most && first + n < load->n_main; n++) {
-			kvt_chain_next(&page, keys + (uint64_t)n * page_size, page_size, &page);
-			if (memcmp(&page, &load->pages[first + n].name, sizeof(page)) != 0)
-				break;
+		while (n < most && first + n < load->n_main &&
+		       memcmp(&page, &load->pages[first + n].name, sizeof(page)) == 0) {
+			n++;
+			if (n < most)
+				kvt_chain_next(&page, keys + (uint64_t)n * page_size, page_size,
+					       &page);
 		}
 		if (n > best && (!store->known.info.n_sides || first + n == load->n_main))
 			best = n;

@@ -202,12 +202,6 @@ static struct reading begin_read(struct kvt_sibling *sibling, const struct reque
 	return reading;
 }
 
-static bool is_good(const struct kvt_sibling *sibling, const struct reading *reading)
-{
-	return kvt_known_name(&sibling->known, reading->page) &&
-	       sibling->known.pages[reading->page].changes == reading->changes;
-}
-
 /* ---- the thread */
 
 /* Have what is cached come as the next records: at first, if records were lost, and from a
@@ -260,7 +254,9 @@ static int turn(struct kvt_sibling *sibling)
 	kvt_fence_acquire();
 	rc = sibling->feed ? follow(sibling) : -ECONNRESET;
 	for (int i = 0; i < n; i++)
-		end_read(sibling, readings[i].entry, rc >= 0 && is_good(sibling, &readings[i]));
+		end_read(sibling, readings[i].entry,
+			 rc >= 0 && kvt_known_stayed(&sibling->known, readings[i].page,
+						     readings[i].changes));
 	forget_if_asked(sibling); /* the records of a snapshot, too */
 	sibling->wait_ms = rc != 0 || n > 0 ? 1 : 2 * sibling->wait_ms;
 	if (sibling->wait_ms > POLL_MOST_MS)

@@ -314,8 +314,7 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
 		  const struct kvt_copy *copy, bool complete)
 {
-	bool good = complete && kvt_known_name(known, copy->page) &&
-		    known->pages[copy->page].changes == copy->changes;
+	bool good = complete && kvt_known_stayed(known, copy->page, copy->changes);
 
 	/* The same prefix may have been stored and copied as another page meanwhile. */
 	if (good && !kvt_index_find(&tier->index, &copy->chain)) {
