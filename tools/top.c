@@ -148,7 +148,7 @@ static double hits_percent(const struct top *top)
 	const struct kvt_counters *before = &top->before.status.counters;
 
 	return kvt_percent(now->hit_positions - before->hit_positions,
-		       now->input_positions - before->input_positions);
+			   now->input_positions - before->input_positions);
 }
 
 static double operations_rate(const struct top *top)
