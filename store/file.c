@@ -120,7 +120,7 @@ struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result)
 	return op;
 }
 
-static void turn_off(struct kvt_file *file, const char *what, int error)
+void kvt_file_turn_off(struct kvt_file *file, const char *what, int error)
 {
 	if (!file->off)
 		fprintf(stderr, "kvtstored: cannot %s %s: %s; the file is not used until the next "
@@ -198,7 +198,7 @@ static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
 	bool full = result == -ENOSPC || result == -EDQUOT;
 
 	if (result < 0 && !full)
-		turn_off(file, "write", result);
+		kvt_file_turn_off(file, "write", result);
 	if (op->spare)
 		file->spares[file->n_spares++] = op->entry;
 	if (!is_whole(file, result) || kvt_index_find(&file->slots, &op->page) ||
@@ -269,7 +269,7 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int re
 	bool good = is_whole(file, result) && sealed(file, op);
 
 	if (result < 0)
-		turn_off(file, "read", result);
+		kvt_file_turn_off(file, "read", result);
 	kvt_index_unpin(&file->slots, op->slot);
 	if (good) {
 		/* A path is read from its front, and leaves from its end. */

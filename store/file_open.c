@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -146,10 +147,11 @@ static int open_alone(struct kvt_file *file, bool *ret_made, struct kvt_error *w
 		return kvt_store_fail(why, -EINVAL, "cannot open %s: %s", file->path,
 				      errno == EINVAL ? "its file system has no O_DIRECT: choose a "
 				      "local disk" : strerror(errno));
-	if (!lock(file->fd))
-		return kvt_store_fail(why, -EINVAL, "%s is in use by another process: each store "
-				      "has a file of its own", file->path);
-	return 0;
+	if (lock(file->fd))
+		return 0;
+	*ret_made = false; /* another store was quicker */
+	return kvt_store_fail(why, -EINVAL, "%s is in use by another process: each store has a "
+			      "file of its own", file->path);
 }
 
 /* Check first: a disk that is full for a moment is full for all. */
@@ -494,18 +496,22 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 
 uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
 {
+	int rc;
+
 	if (!file || memcmp(file->head.instance, instance, sizeof(file->head.instance)) == 0)
 		return file ? file->head.epoch : epoch;
 	memcpy(file->head.instance, instance, sizeof(file->head.instance));
 	file->head.epoch = epoch;
-	if (!file->off)
-		write_head(file);
+	rc = write_head(file);
+	if (rc != 0)
+		kvt_file_turn_off(file, "write", rc);
 	return epoch;
 }
 
 void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 {
 	uint32_t oldest;
+	int rc;
 
 	if (!file)
 		return;
@@ -514,8 +520,13 @@ void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 		kvt_index_drop(&file->slots, oldest);
 	file->head.first_write = file->next_write;
 	file->head.epoch = epoch;
-	if (!file->off)
-		write_head(file);
+	/* Also after a failure: the next start uses the file again. */
+	rc = write_head(file);
+	if (rc == 0)
+		return;
+	kvt_file_turn_off(file, "write", rc);
+	fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would find it: "
+		"remove the file\n", file->path);
 }
 
 static int write_checkpoint(struct kvt_file *file)

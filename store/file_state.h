@@ -62,6 +62,8 @@ void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op);
 void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole);
 /** Return an operation that ended, with the result of its system call. NULL: there is none. */
 struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result);
+/** Use the file no longer, and say so once. */
+void kvt_file_turn_off(struct kvt_file *file, const char *what, int error);
 /** Check whether a page of the memory should be written; `unused`: also one that was never used. */
 bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
 /** Start to write a page of the memory. `spare`: its record becomes a spare one. False: too many

@@ -386,6 +386,23 @@ TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 	}
 }
 
+TEST_WITH(what_is_dropped_after_a_failure_is_not_found_by_a_start, start, stop)
+{
+	int good = dup(file->fd), bad = open("/proc/self/mem", O_RDWR);
+
+	store_pages(1, 2);
+	assert_int_equal(dup2(bad, file->fd), file->fd);
+	assert_false(comes_back(1));
+	assert_true(file->off);
+	assert_int_equal(dup2(good, file->fd), file->fd);
+	close(good);
+	close(bad);
+	kvt_file_clear(file, 1);
+	close_file(true);
+	assert_int_equal(open_file(), 0);
+	assert_false(comes_back(2));
+}
+
 TEST_WITH(a_start_tells_the_epoch_that_its_pages_are_of, start, stop)
 {
 	static const uint64_t one[2] = { 1, 2 }, other[2] = { 1, 3 };
