@@ -100,12 +100,14 @@ static bool chain_of_anchor(const struct kvt_store *store, const struct kvt_stor
 			    struct kvt_chain *ret_chain)
 {
 	const struct kvt_chain *name = kvt_known_name(&store->known, ask->anchor);
+	uint32_t page_size = store->known.info.page_size;
 
 	if (ask->positions == 0) {
 		kvt_chain_root(&store->known.info, ask->namespace_digest, ask->root_key, ret_chain);
 		return true;
 	}
-	if (!name || !store->current || ask->positions % store->known.info.page_size != 0)
+	if (!name || !store->current || ask->positions % page_size != 0 ||
+	    ask->positions / page_size >= store->known.info.n_pages)
 		return false;
 	*ret_chain = *name;
 	return true;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/lib/cases.h"
@@ -281,6 +282,37 @@ TEST_WITH(main_pages_without_a_point_are_not_offered, start_both, stop)
 	kvt_test_store_settled(&own.peer, with_sides(n));
 	kvt_test_equal(match(keys, N).matched, 9 * page_size);
 	kvt_test_equal(match(keys, N).usable, 9 * page_size);
+}
+
+/* Processor time of the store, ns. */
+static int64_t store_cpu_ns(void)
+{
+	struct timespec time;
+	clockid_t clock;
+
+	kvt_test_equal(clock_getcpuclockid(own.store.pid, &clock), 0);
+	kvt_test_equal(clock_gettime(clock, &time), 0);
+	return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+TEST_WITH(a_peer_that_lies_about_its_place_takes_no_time, start_state, stop)
+{
+	uint32_t half = keep() / 2 * page_size, cached, page, n_pages;
+	struct kvt_handle handle;
+	struct kvt_lease lease;
+	int64_t before_ns;
+
+	kvt_client_close(own.worker, KVT_IDLE);
+	connect_worker();
+	kvt_test_equal(serve(keys, page_size, 0), 0);
+	kvt_test_equal(kvt_probe(own.worker, own.space, keys, half, &handle, &cached), 0);
+	kvt_test_equal(cached, page_size);
+	kvt_test_equal(kvt_lock(own.worker, handle, &lease, &page, 1, &n_pages), 0);
+	before_ns = store_cpu_ns();
+	handle.positions = UINT32_MAX / page_size * page_size;
+	kvt_test_equal(kvt_test_fetch(&own.peer, digest, handle, page, keys + page_size, half), 0);
+	kvt_test_check(store_cpu_ns() - before_ns < 100000000);
+	kvt_test_equal(kvt_unlock(own.worker, lease, KVT_IDLE), 0);
 }
 
 /* An engine computes the last token, so it cannot continue behind a prompt of whole pages. */
