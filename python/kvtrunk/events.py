@@ -34,6 +34,8 @@ _TIMEOUT_S = 5.0
 _UNSENT_MAX = 100_000
 _ASKED_MAX = 16
 """What one publish() takes of subscribers that ask."""
+_ANSWERED_MAX = 256
+"""Messages that it sends again."""
 _TOKENS_END = 1 << 31
 """Keys from here on are no tokens: kvtrunk_keys.h."""
 
@@ -118,11 +120,20 @@ class _Page:
 class _Space:
     """The tree of a namespace and root key."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: dict[int, _Space], root: int) -> None:
+        self._roots, self._root = roots, root
+        self.pages = 0
+        """How many it has."""
         self.shared = False
         self.value: Any = None
         self.waiting: dict[int, tuple[int, int, memoryview]] = {}
         """Until it is shared, its pages: parent, key in front, and keys."""
+
+    def lose(self, pages: int) -> None:
+        """Forget it, if it has no more pages and is not shared."""
+        self.pages -= pages
+        if not self.pages and not self.shared:
+            self._roots.pop(self._root, None)
 
 
 class Index:
@@ -154,8 +165,10 @@ class Index:
         self._pages.clear()
         self._told.clear()
         for roots in self._spaces.values():
-            for space in roots.values():
+            for space in list(roots.values()):
                 space.waiting.clear()
+                space.lose(space.pages)
+        self._spaces = {digest: roots for digest, roots in self._spaces.items() if roots}
         return [Cleared()]
 
     def share(self, digest: tuple[int, int], root_key: int, value: Any) -> list[Event]:
@@ -186,7 +199,8 @@ class Index:
 
     def _space(self, digest: tuple[int, int], root_key: int) -> _Space:
         roots = self._spaces.setdefault(digest, {})
-        return roots.setdefault(0 if self._pairs else root_key, _Space())
+        root = 0 if self._pairs else root_key
+        return roots.get(root) or roots.setdefault(root, _Space(roots, root))
 
     def _store(self, record: FeedRecord) -> list[Event]:
         last = 0
@@ -240,6 +254,7 @@ class Index:
     def _add(self, number: int, page: _Page) -> None:
         old = self._pages.get(number)  # if it waited to be told
         page.behind = old.behind if old is not None else None
+        page.space.pages += old is None
         self._pages[number] = page
         if page.parent:
             before = self._pages[page.parent]
@@ -255,6 +270,7 @@ class Index:
             page = self._pages.pop(number)
             numbers.extend(page.behind or ())
             page.space.waiting.pop(number, None)
+            page.space.lose(1)
             before = self._pages.get(page.parent)
             if before is not None and before.behind is not None:
                 before.behind.discard(number)
@@ -331,10 +347,10 @@ class Source:
         """Give Cleared, and then events of those namespaces only that are shared after this."""
         self._calls.append(None)
 
-    def take(self, most: int = 1024) -> list[Event]:
-        """What happened since the last call, of at most so many records of the feed. Never waits,
-        neither for a change nor for a daemon. Empty while there is none. Raises what __init__()
-        raises, but DaemonUnreachable."""
+    def take(self, most: int = 4096) -> list[Event]:
+        """What happened since the last call, or the first part of it: records of the feed with
+        about so many pages. Never waits, neither for a change nor for a daemon. Empty while there
+        is none. Raises what __init__() raises, but DaemonUnreachable."""
         try:
             if self._coming is not None:
                 if not self._coming.done():
@@ -375,7 +391,7 @@ class Source:
 
     def _drain(self, most: int) -> list[Event]:
         events: list[Event] = []
-        for _ in range(most):
+        while most > 0:
             n = len(self._calls)  # their namespaces are opened in records in front
             try:
                 record = self._feed.poll()
@@ -384,6 +400,7 @@ class Source:
                 break
             if record is not None:
                 events += self._index.take(record)
+                most -= 1 + len(record.pages)
                 continue
             for _ in range(n):
                 call = self._calls.popleft()
@@ -457,8 +474,12 @@ class Publisher:
         zmq = _imported("zmq", "pyzmq")
         _imported("msgspec.msgpack", "msgspec")
         self._block_size, self._rank, self._topic = block_size, rank, topic.encode()
-        self._sent: collections.deque[tuple[bytes, bytes]] = collections.deque(maxlen=buffer_steps)
+        self._sent: collections.deque[bytes] = collections.deque(maxlen=buffer_steps)
+        """Payloads of the last messages."""
         self._seq = time.time_ns() // 1000
+        """Number of the next one."""
+        self._missed: collections.deque[tuple[bytes, int]] = collections.deque()
+        """Subscribers that asked, and the number of the message that each gets next."""
         self._context = zmq.Context()
         self._context.linger = 0
         self._pub = self._context.socket(zmq.XPUB)
@@ -470,22 +491,22 @@ class Publisher:
             self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
             self._pub.bind(endpoint)
             if self._replay is not None:
+                self._replay.setsockopt(zmq.SNDHWM, buffer_steps + 1)  # it drops the rest
                 self._replay.bind(replay_endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise OSError(error.errno, f"{error}: {endpoint} or {replay_endpoint}") from None
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Send events as one message, and answer subscribers that missed some. Without events a
+        """Send events as one message, and a part of what subscribers ask for. Without events a
         message is sent to new subscribers only: they see by its number that they missed some."""
         if self._received(self._pub) or events:
             payload = encode(events, self._block_size, time.time(), self._rank)
-            seq = self._seq.to_bytes(8, "big")
+            self._pub.send_multipart((self._topic, self._seq.to_bytes(8, "big"), payload))
+            self._sent.append(payload)
             self._seq += 1
-            self._pub.send_multipart((self._topic, seq, payload))
-            self._sent.append((seq, payload))
-        for asked in self._received(self._replay) if self._replay is not None else ():
-            self._answer(asked)
+        if self._replay is not None:
+            self._answer()
 
     def _received(self, socket: Any) -> list[list[bytes]]:
         found: list[list[bytes]] = []
@@ -496,12 +517,22 @@ class Publisher:
             pass
         return found
 
-    def _answer(self, asked: list[bytes]) -> None:
-        if len(asked) == 3:
-            for seq, payload in self._sent:
-                if seq >= asked[2]:
-                    self._replay.send_multipart((asked[0], b"", self._topic, seq, payload))
-            self._replay.send_multipart((asked[0], b"", b"", b"\xff" * 8, b""))
+    def _answer(self) -> None:
+        """Send a part of what subscribers missed: the caller has other work."""
+        if not self._missed:
+            self._missed.extend((asked[0], int.from_bytes(asked[2], "big"))
+                                for asked in self._received(self._replay) if len(asked) == 3)
+        for _ in range(_ANSWERED_MAX):
+            if not self._missed:
+                break
+            peer, seq = self._missed.popleft()
+            seq = max(seq, self._seq - len(self._sent))
+            if seq < self._seq:
+                self._replay.send_multipart((peer, b"", self._topic, seq.to_bytes(8, "big"),
+                                             self._sent[seq - self._seq]))
+                self._missed.appendleft((peer, seq + 1))
+            else:
+                self._replay.send_multipart((peer, b"", b"", b"\xff" * 8, b""))
 
     def close(self) -> None:
         """Close the sockets."""

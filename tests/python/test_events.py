@@ -121,6 +121,38 @@ def test_a_namespace_is_told_from_when_it_is_shared(daemon):
         assert router.cleared == 2 and router.prompts() == want and len(router.blocks) == 4
 
 
+def test_what_is_cached_no_more_and_not_shared_is_forgotten(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space = Router(), worker.namespace(model="events")
+        source.share(space.root(7))
+        for root in range(200):
+            with space.root(root).begin(range(root, root + 8), full=True) as seq:
+                seq.end(8)
+            router.follow(source)
+        assert router.prompts() == set()  # evicted
+        assert len(source._index._spaces[space.digest]) <= 1 + worker.stats().cached_pages
+        worker.evict(255)
+        router.follow(source)
+        assert list(source._index._spaces[space.digest]) == [7]
+        cache(worker, *range(8), model="other")
+        router.follow(source)
+        worker.reset()
+        router.follow(source)
+        assert list(source._index._spaces) == [space.digest]
+
+
+def test_one_call_takes_a_part_of_much(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space = Router(), worker.namespace(model="events")
+        source.share(space)
+        router.follow(source)
+        for first in range(0, 300, 30):
+            cache(worker, *range(first, first + 20))
+        assert [len(event.digests) for event in source.take(10)] == [5, 5]
+        router.follow(source)
+        assert len(router.prompts()) == 40
+
+
 def test_a_root_key_is_a_tree_of_its_own(daemon):
     with daemon.connect() as worker, events.Source(daemon.socket) as source:
         router, space = Router(), worker.namespace(model="events")

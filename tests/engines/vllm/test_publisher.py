@@ -74,6 +74,25 @@ def test_a_subscriber_asks_for_what_it_missed(tmp_path):
         assert again._seq > seqs[-1]
 
 
+def test_a_subscriber_that_missed_all_gets_it_in_parts(tmp_path):
+    replay, n = f"ipc://{tmp_path}/replay", 10_000
+    with events.Publisher(f"ipc://{tmp_path}/events", PAGE, replay_endpoint=replay) as made:
+        stored = events.Stored(events.Space(), [bytes(8)] * 8, None, list(range(8 * PAGE)))
+        for _ in range(n):
+            made.publish([stored])
+        subscribers = [zmq.Context.instance().socket(zmq.DEALER) for _ in range(3)]
+        for socket in subscribers:
+            socket.connect(replay)
+            socket.send_multipart((b"", bytes(8)))
+        while not made._missed:
+            made.publish([])
+        assert made._missed[0][1] <= made._seq - n + 256
+        for socket in subscribers:
+            found = list(iter(lambda: receive(socket, made)[2], b"\xff" * 8))
+            assert found == [seq.to_bytes(8, "big") for seq in range(made._seq - n, made._seq)]
+            socket.close(0)
+
+
 def test_an_endpoint_in_use_is_an_error(tmp_path):
     with events.Publisher(f"ipc://{tmp_path}/a", PAGE):
         with pytest.raises(OSError, match="No such file|not supported|in use"):
