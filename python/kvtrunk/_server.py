@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +25,9 @@ ANSWER_S = 600.0
 _START_S = 3600.0
 _POLL_S = 0.02
 _END_S = 60.0
+_PORTS = range(10240, 22000)
+"""Not those that the kernel gives to connections and engines to their ranks."""
+_tried = itertools.count(random.randrange(len(_PORTS)))
 _TRACKER = "resource_tracker"
 """In the command line of Python's process that unlinks shared memory of those that were killed."""
 
@@ -60,6 +65,18 @@ def processes(session: int) -> dict[int, str]:
     return found
 
 
+def free_port(*above: int) -> int:
+    """A port that nothing listens at, and that no other program gets by chance before its server
+    starts. The ports so far above it are free, too. Failed."""
+    for tried in itertools.islice(_tried, len(_PORTS)):
+        port = _PORTS[tried % len(_PORTS)]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for each in (0, *above):
+                stack.enter_context(socket.socket()).bind(("", port + each))
+            return port
+    raise Failed(f"no port from {_PORTS[0]} to {_PORTS[-1]} is free")
+
+
 def _runnable(command: list[str]) -> list[str]:
     """The command with this interpreter, and with programs of its environment."""
     if command[0] == "python":
@@ -73,9 +90,7 @@ class Server:
 
     def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
         """Start it. command: its words; the port is added. log: the file of its output."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.log = log
         parent = os.getpid()
         with log.open("wb") as output:

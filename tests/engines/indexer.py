@@ -4,33 +4,18 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 
 import pytest
 from conftest import PAGE
-from engine import expect_nothing_held
+from engine import ANSWER_S, expect_nothing_held
+
+from kvtrunk._server import free_port
 
 ENVIRONMENT = pathlib.Path(__file__).with_name("environment")
 MODEL = "model"
-
-
-def free_port(n=1):
-    """The first of n in a row."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            free = [stack.enter_context(socket.socket()) for _ in range(n)]
-            free[0].bind(("127.0.0.1", 0))
-            first = free[0].getsockname()[1]
-            try:
-                for i, each in enumerate(free[1:], 1):
-                    each.bind(("127.0.0.1", first + i))
-            except (OSError, OverflowError):
-                continue
-            return first
 
 
 class Indexer:

@@ -3,12 +3,13 @@
 import contextlib
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+
+from kvtrunk._server import free_port
 
 PROXY = pathlib.Path(__file__).parents[2] / "examples/python/proxy.py"
 
@@ -16,9 +17,7 @@ PROXY = pathlib.Path(__file__).parents[2] / "examples/python/proxy.py"
 @contextlib.contextmanager
 def proxy(prefill, decode):
     """The function that asks it, for ports of servers: path and body -> answer's text."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def ask(path, body=None):
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}",

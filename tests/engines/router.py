@@ -7,10 +7,11 @@ import random
 import pytest
 from conftest import PAGE, SMALL, events, geometry
 from engine import counters, prompt, until
-from indexer import cached, expect_index, free_port, indexer  # noqa: F401
+from indexer import cached, expect_index, indexer  # noqa: F401
 from sharing import new_epoch, whole
 
 from kvtrunk import testing
+from kvtrunk._server import free_port
 
 SEEDS = itertools.count(9000)
 FIRST, SECOND = 1, 2

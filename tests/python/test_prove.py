@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`prove` with engines that are no engines: what it finds, and what it leaves."""
+import itertools
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 
 import pytest
 
+from kvtrunk import _server
 from kvtrunk._prove import most_positions
 from kvtrunk._server import Answer
 from kvtrunk._texts import Texts, distance, text_of
@@ -118,6 +121,15 @@ def test_a_signal_leaves_nothing(scratch, number, step):
     _, err = process.communicate()
     assert (process.returncode, "nothing is proved" in err) == (128 + number, True)
     assert not left(scratch)
+
+
+@pytest.mark.parametrize("above", [(), (7,)])
+def test_a_port_that_is_taken_is_not_given(above, monkeypatch):
+    with socket.socket() as taken:
+        first = _server.free_port(*above)
+        taken.bind(("127.0.0.1", first + sum(above)))
+        monkeypatch.setattr(_server, "_tried", itertools.count(_server._PORTS.index(first)))
+        assert _server.free_port(*above) != first
 
 
 def answer(tokens, logprobs):

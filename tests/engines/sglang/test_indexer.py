@@ -5,13 +5,14 @@ import time
 import pytest
 from conftest import PAGE
 from engine import until
-from indexer import free_port, indexer  # noqa: F401
+from indexer import indexer  # noqa: F401
 from routed import (pool, test_a_lost_feed_ends_with_the_pool,  # noqa: F401
                     test_the_index_follows_the_daemon, test_the_index_of_each_is_the_pool)
 from sglang.srt.disaggregation.kv_events import (BlockRemoved, BlockStored, KVEventBatch,
                                                  ZmqEventPublisher)
 from test_events import params
 
+from kvtrunk._server import free_port
 from kvtrunk.sglang._events import Events
 
 

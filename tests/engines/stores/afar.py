@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import shlex
-import socket
 import struct
 import subprocess
 import sys
@@ -27,15 +26,6 @@ def environment(**more):
     """With the libraries that tests/engines/environment unpacked."""
     folders = {str(path.parent) for path in ROOT.rglob("*.so*")}
     return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(sorted(folders)), **more}
-
-
-def free_ports(n):
-    """Ports of loopback that nothing listens at."""
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in made:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in made]
 
 
 def program(path):

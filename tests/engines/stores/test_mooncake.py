@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
-from afar import N, PAGE, PAGE_BYTES, environment, free_ports, program, prompt, sides, until_shared
+from afar import N, PAGE, PAGE_BYTES, environment, program, prompt, sides, until_shared
+
+from kvtrunk._server import free_port
 
 mooncake = pytest.importorskip("mooncake")
 
@@ -18,7 +20,7 @@ class Master:
 
     def __init__(self):
         self.program = program(str(pathlib.Path(mooncake.__file__).parent / "mooncake_master"))
-        self.ports = free_ports(2)
+        self.ports = free_port(), free_port()
         self.start()
 
     def start(self):

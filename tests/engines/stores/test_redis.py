@@ -5,7 +5,9 @@ import shutil
 import subprocess
 
 import pytest
-from afar import N, PAGE, ROOT, environment, free_ports, program, prompt, sides, until_shared
+from afar import N, PAGE, ROOT, environment, program, prompt, sides, until_shared
+
+from kvtrunk._server import free_port
 
 redis = pytest.importorskip("redis")
 NODES = 6
@@ -23,8 +25,7 @@ class Cluster:
 
     def __init__(self, folder):
         server, cli = found("redis-server"), found("redis-cli")
-        # A cluster's bus has the port 10,000 above; free_ports() gives ephemeral ones.
-        self.ports = [port - 20000 for port in free_ports(NODES)]
+        self.ports = [free_port(10000) for _ in range(NODES)]  # the cluster's bus is there
         self.processes = []
         for port in self.ports:
             at = folder / str(port)

@@ -11,11 +11,11 @@ import pytest
 import subscriber
 from conftest import PAGE, events, geometry
 from engine import counters, prompt, until
-from indexer import free_port
 from measure_step import Scheduler, specs
 from subscriber import Subscriber, cached
 
 from kvtrunk import testing
+from kvtrunk._server import free_port
 
 PAGES, LONGEST = 40, 7 * PAGE
 
@@ -143,7 +143,8 @@ def test_each_data_parallel_rank_tells_at_ports_of_its_own(monkeypatch, tmp_path
     import model
 
     folder = model.write(tmp_path, **model.experts())  # ranks of others are servers of their own
-    chance, first, replay = random.Random(7), free_port(2), free_port(2)
+    chance, first = random.Random(7), free_port(1, 2, 3)
+    replay = first + 2
     with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engines = [Engine(folder, None, chance, data_parallel_size=2, data_parallel_rank=rank,

@@ -13,7 +13,6 @@ import contextlib
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import urllib.request
 
@@ -21,6 +20,8 @@ import conftest
 from engine import until
 from serve import OPERATIONS, started
 from serving import serve
+
+from kvtrunk._server import free_port
 
 PYTHON = os.environ.get("LMCACHE_PYTHON")
 POSITION = 2 * 2 * 2 * 64 * 4  # bytes: layers, K and V, heads, dim, fp32
@@ -30,14 +31,6 @@ ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false"}
 class Engine(conftest.Engine):
     interpreter = PYTHON
     program = pathlib.Path(__file__).name
-
-
-def free_port(ports=iter(range(21000, 32768))):
-    """A port below those that the kernel gives to connections: nothing takes it meanwhile."""
-    for port in ports:
-        with contextlib.suppress(OSError), socket.socket() as found:
-            found.bind(("", port))
-            return port
 
 
 class Pair:
