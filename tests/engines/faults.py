@@ -3,6 +3,7 @@
 import json
 
 from conftest import PAGE
+from engine import expect_nothing_held
 
 
 def layers(observer, slab=0):
@@ -36,6 +37,7 @@ def sealed_by(daemon, engine, text):
     with daemon.connect(any_geometry=True) as observer:
         before = snapshot(observer)
         tokens = engine.generate(text)[0]["tokens"]
+        expect_nothing_held(daemon)
         pages = changed(before, observer)
     found = [(json.loads(daemon.kvtctl("--json", "page", str(page))), page) for page in pages]
     return [page for _, page in sorted(

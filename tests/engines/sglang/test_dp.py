@@ -47,5 +47,4 @@ def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
 
 def test_a_killed_rank_gives_all_pages_back(daemon, engines):
     private, server, other = engines
-    daemon.kvtctl("reset")  # no page is evicted for what is counted
     ranks.kill_one(daemon, private, other, server, "sglang::scheduler_DP0", 700, routed_dp_rank=0)

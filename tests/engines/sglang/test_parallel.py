@@ -93,7 +93,6 @@ test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_
 def test_a_killed_rank_gives_all_pages_back(daemon, engines, start, victim):
     private, a, _ = engines  # a has forgotten, and shares with engines that start later
     engine = start(daemon, **SLOW).wait()
-    daemon.kvtctl("reset")  # no page is evicted for what is counted
     ranks.kill_one(daemon, private, a, engine, victim, 300 + VICTIMS.index(victim))
 
 

@@ -102,5 +102,4 @@ def test_a_killed_rank_gives_all_pages_back(daemon, private, server, shape, star
     if shape:
         pytest.skip("the dense ranks show it")
     other = start(daemon, processes=1).wait()
-    daemon.kvtctl("reset")  # no page is evicted for what is counted
     ranks.kill_one(daemon, private, other, server, "EngineCore_DP0", 700)
