@@ -23,6 +23,9 @@ from ._native import lib
 
 Option = Union[str, int, bool]
 
+_ANSWER_S = 300
+"""On a busy machine a daemon is late."""
+
 
 def program(name: str) -> str:
     """Path of kvtrunkd, kvtctl or kvtlab: $KVTRUNK_BIN/NAME, this package's, or the one in PATH.
@@ -163,8 +166,9 @@ class Daemon:
 
     def kvtctl(self, *arguments: str) -> str:
         """Run kvtctl; returns its output. CalledProcessError."""
-        return subprocess.run([program("kvtctl"), f"--socket={self.socket}", *arguments],
-                              check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [program("kvtctl"), f"--socket={self.socket}", f"--timeout={_ANSWER_S}", *arguments],
+            check=True, capture_output=True, text=True).stdout
 
 
 def _flag(name: str, value: object) -> str:

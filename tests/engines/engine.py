@@ -106,11 +106,11 @@ def prompt(seed, n=200):
     return [(seed * 7919 + 31 * i + i * i) % 500 + 2 for i in range(n)]
 
 
-def until(what, *arguments, seconds=60):
+def until(what, *arguments):
     """Poll until it is true."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + ANSWER_S
     while not what(*arguments):
-        assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
+        assert time.monotonic() < end, f"{what} did not come true within {ANSWER_S} s"
         time.sleep(0.01)
 
 

@@ -74,7 +74,7 @@ def indexer_of(log):
                 try:
                     made.ask("workers")
                     break
-                except urllib.error.URLError:
+                except OSError:
                     assert process.poll() is None, log.read_text()
                     time.sleep(0.02)
             yield made
@@ -99,12 +99,12 @@ def cached(daemon):
     return [keys for page, keys in pages.items() if page not in inner], len(pages)
 
 
-def expect_index(indexer, daemon, workers, seconds=60, meanwhile=lambda: None):
+def expect_index(indexer, daemon, workers, meanwhile=lambda: None):
     """At rest the index has for each worker exactly what the pool has: all its prompts to their
     ends, and as many pages. Returns how many. meanwhile() is called until it has."""
     expect_nothing_held(daemon)
     prompts, n = cached(daemon)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + ANSWER_S
     while True:
         meanwhile()
         known = {worker: indexer.blocks(worker) for worker in workers}
