@@ -13,12 +13,12 @@ from conftest import PAGE
 from engine import counters, expect_nothing_held, prompt, until
 from sharing import new_epoch, whole
 
+from kvtrunk._ring import WAIT_MS
+
 N = 480
 PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000"}
 """Environment of an engine on a busy machine, where an answer takes longer."""
 SEEDS = itertools.count(5000)
-INTERRUPTED_S = 20
-"""More than a load may hold up a request, and less than another engine may."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_load_that_is_interrupted_costs_a_computation(daemon, engines, store, 
         store.signal(signal.SIGCONT)
     else:
         raise AssertionError("no load was interrupted")
-    assert time.monotonic() - begun < INTERRUPTED_S
+    assert time.monotonic() - begun < WAIT_MS / 1000  # as another engine may hold it up
     store.signal(signal.SIGCONT)
     expect_nothing_held(daemon)
 
