@@ -7,7 +7,7 @@
 #                 cores; last line: N passed, N failed, N skipped
 # make check-long the tests that take longer; make check-all both
 # make check-engines whole inference engines on one daemon, on the CPU (docs/testing.md)
-# make check-ci   all of these, engines in what is left of 48 minutes
+# make check-ci   all of these, engines in what is left of 46 minutes
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
 # make bench-attn the attention kernels on this CPU
