@@ -367,6 +367,7 @@ class Proof:
             lost = self._asker.begin(victim, prompts)
             while not lost.done() and self._client.stats().inserted_pages == before:
                 time.sleep(_POLL_S)
+            victim.stop(pids)  # lest it answers while the other is asked
             asked = self._asker.begin(other, prompts)
             victim.kill(pids)
             in_prefill = lost.failure() is not None

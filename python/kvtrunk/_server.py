@@ -158,6 +158,13 @@ class Server:
         self.kill()  # what it left
         return status
 
+    def stop(self, known: dict[int, str]) -> None:
+        """SIGSTOP to these of its processes, until they are killed."""
+        for pid, words in known.items():
+            if _TRACKER not in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
     def kill(self, known: Optional[dict[int, str]] = None) -> None:
         """SIGKILL to all its processes, and wait for their end. Python's process that unlinks their
         shared memory ends by itself. known: from pids(), the first to be killed."""

@@ -20,9 +20,30 @@ from kvtrunk._texts import Texts, distance, text_of
 ENGINE = str(pathlib.Path(__file__).with_name("fake_engine.py"))
 DAEMON = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "kv_type": "fp32", "kv_layout": "nhd",
           "kv_order": "layer", "page_size": 16, "n_pages": 193, "coalesce_patience_ms": 30000}
+# With a signal and a step: sends itself this signal twice in this step.
 RUN = """
-import json, sys
+import json, os, sys, threading
 from kvtrunk import _prove, _texts
+
+class Stderr:
+    def __init__(self, number, step):
+        self._file, self._number, self._begins = sys.stderr, int(number), f"step {step} of"
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, text):
+        self._file.write(text)
+        if self._number and self._begins in text:
+            threading.Thread(target=self._signal, args=(self._number,)).start()
+            self._number = 0
+
+    def _signal(self, number):
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+
+if sys.argv[2:]:
+    sys.stderr = Stderr(*sys.argv[2:])
 daemon, engine, fault = json.loads(sys.argv[1])
 command = ["python", engine]
 shared = [*command, *fault]
@@ -39,23 +60,17 @@ def scratch():
         yield pathlib.Path(made)
 
 
-def begin(scratch, *fault, kv_type="fp32"):
-    """Start the proof in a process of its own."""
+def prove(scratch, *fault, kv_type="fp32", signal_in=()):
+    """Prove in a process of its own. Returns its exit status, rows by their first word, and what it
+    said on stderr."""
     environment = {**os.environ, "TMPDIR": str(scratch), "XDG_CACHE_HOME": str(scratch / "cache")}
-    return subprocess.Popen([sys.executable, "-c", RUN, json.dumps(
-        [{**DAEMON, "kv_type": kv_type}, ENGINE, fault])],
-                            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True)
-
-
-def prove(scratch, *fault, **more):
-    """Exit status, rows by their first word, and what it said on stderr."""
-    process = begin(scratch, *fault, **more)
-    out, err = process.communicate()
+    ended = subprocess.run([sys.executable, "-c", RUN, json.dumps(
+        [{**DAEMON, "kv_type": kv_type}, ENGINE, fault]), *map(str, signal_in)],
+                           env=environment, capture_output=True, text=True, check=False)
     rows = {}
-    for line in out.splitlines():
+    for line in ended.stdout.splitlines():
         rows.setdefault(line.split(" ", 1)[0], []).append(line[6:])
-    return process.returncode, rows, err
+    return ended.returncode, rows, ended.stderr
 
 
 def left(scratch):
@@ -112,14 +127,8 @@ def test_an_engine_that_does_not_start(scratch):
 @pytest.mark.parametrize("number, step", [(signal.SIGINT, 1), (signal.SIGTERM, 5),
                                           (signal.SIGINT, 9)])
 def test_a_signal_leaves_nothing(scratch, number, step):
-    process = begin(scratch)
-    for line in process.stderr:
-        if f"step {step} of" in line:
-            process.send_signal(number)
-            process.send_signal(number)
-            break
-    _, err = process.communicate()
-    assert (process.returncode, "nothing is proved" in err) == (128 + number, True)
+    status, _, err = prove(scratch, signal_in=(int(number), step))
+    assert (status, "nothing is proved" in err) == (128 + number, True)
     assert not left(scratch)
 
 
