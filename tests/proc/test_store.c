@@ -303,9 +303,12 @@ TEST_WITH(a_drop_ends_loads, start_big, stop)
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 17);
-	keep(keys);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_check(kvt_test_store_drop(&peer).loading_pages > 0);
+	do { /* again if the load was quicker */
+		evict_all();
+		kvt_test_store_drop(&peer);
+		keep(keys);
+		kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
+	} while (kvt_test_store_drop(&peer).loading_pages == 0);
 	status = kvt_test_store_status(&peer);
 	kvt_test_equal(status.open_loads, 0);
 	kvt_test_equal(status.cut_loads, 1);

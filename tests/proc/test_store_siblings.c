@@ -214,9 +214,10 @@ TEST_WITH(a_copy_that_b_overtakes_is_never_loaded, start_big, stop)
 	uint32_t keys[N], path[N / PAGE], n;
 	struct kvt_store_status status;
 	struct kvt_seq *seq;
+	uint32_t round = 0;
 
-	for (uint32_t round = 0; round < 12; round++) {
-		kvt_test_keys(keys, N, 100 + round);
+	do {
+		kvt_test_keys(keys, N, 100 + round++);
 		serve(&b, keys);
 		kvt_test_equal(kvt_seq_begin(b.worker, b.space, keys, N, 0, KVT_F_FULL, &seq), 0);
 		memcpy(path, kvt_seq_pages(seq, &n), sizeof(path));
@@ -225,10 +226,8 @@ TEST_WITH(a_copy_that_b_overtakes_is_never_loaded, start_big, stop)
 			;
 		overwrite(path);
 		serve(&a, keys); /* checks the bytes of all */
-	}
-	status = kvt_test_store_status(&a.peer);
-	kvt_test_check(status.sibling_spoiled_pages > 0);
-	kvt_test_check(status.sibling_read_pages > 0);
+		status = kvt_test_store_status(&a.peer);
+	} while (round < 12 || !status.sibling_spoiled_pages || !status.sibling_read_pages);
 }
 
 TEST_WITH(a_stopped_sibling_is_read_and_delays_nothing, start, stop)

@@ -442,10 +442,12 @@ TEST_WITH(a_load_ends_with_a_reset, start_big, stop)
 
 TEST_WITH(a_load_that_is_dropped_gives_its_pages_back, start_big, stop)
 {
-	uint32_t n = keep();
-
-	kvt_test_equal(fetch_behind(keys, N), n * page_size);
-	kvt_test_check(kvt_test_store_drop(&own.peer).loading_pages > 0);
+	do { /* again if the load was quicker */
+		evict_all();
+		kvt_test_store_drop(&own.peer);
+		kvt_test_equal(keep(), N / page_size);
+		kvt_test_equal(fetch_behind(keys, N), N / page_size * page_size);
+	} while (kvt_test_store_drop(&own.peer).loading_pages == 0);
 	kvt_test_equal(kvt_test_settled(&own.daemon).private_pages, 0);
 	kvt_test_equal(match(keys, N).usable, 0);
 }
