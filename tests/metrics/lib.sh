@@ -52,6 +52,10 @@ stop_daemon() {
 	wait "$daemon"
 	daemon=""
 }
+freeze() { # pid: until it stands still
+	kill -STOP "$1"
+	until grep -q '^State:.T' "/proc/$1/status"; do kill -0 "$1" || return; done
+}
 await() { # file pattern pid: until the file has the pattern, or the process has ended
 	until grep -aq -- "$2" "$1"; do
 		kill -0 "$3" 2>/dev/null || { grep -aq -- "$2" "$1"; return; }

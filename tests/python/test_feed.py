@@ -100,7 +100,7 @@ def test_iterating_waits_for_records(daemon):
         thread = threading.Thread(target=lambda: found.append(next(iter(feed))))
         thread.start()
         cache(worker, *range(16))
-        thread.join(30)
+        thread.join()
         assert found[0].kind == "namespace" and found[0].digest != (0, 0)
 
 

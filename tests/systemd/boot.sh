@@ -76,7 +76,7 @@ boot_run() { # script
 	cp "$1" "$root/kvt/inside"
 	chmod 755 "$root/kvt/inside"
 	: >"$root/kvt/out"
-	timeout -k 5 180 systemd-nspawn --quiet --register=no --keep-unit --private-network \
+	timeout -k 5 900 systemd-nspawn --quiet --register=no --keep-unit --private-network \
 		--link-journal=no --system-call-filter=@memlock -D "$root" -b --console=pipe \
 		systemd.unit=kvt-test.target >"$boot/console" 2>&1 </dev/null &
 	nspawn=$!
