@@ -56,8 +56,8 @@ def processes(session: int) -> dict[int, str]:
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            number = int((path / "stat").read_text().rsplit(")", 1)[1].split()[3])
-            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            number = int((path / "stat").read_bytes().rsplit(b")", 1)[1].split()[3])
+            words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
         except (OSError, IndexError):
             continue
         if number == session and words.strip():

@@ -132,6 +132,12 @@ def test_a_signal_leaves_nothing(scratch, number, step):
     assert not left(scratch)
 
 
+def test_a_process_may_have_any_words():
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", b"\xff"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        assert "\ufffd" in _server.processes(process.pid)[process.pid]
+
+
 @pytest.mark.parametrize("above", [(), (7,)])
 def test_a_port_that_is_taken_is_not_given(above, monkeypatch):
     with socket.socket() as taken:
