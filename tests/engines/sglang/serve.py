@@ -35,8 +35,8 @@ def error(engine, prompt):
 
 
 def idle(engine):
-    """Wait until it is: SGLang answers before it has done with a batch, and then refuses to flush. It
-    has when it answers this."""
+    """Wait until it is. SGLang answers before it has done with a batch, and refuses to flush until
+    then: before the request that follows this one."""
     engine.loop.run_until_complete(engine.tokenizer_manager.get_internal_state())
     return engine
 
