@@ -16,8 +16,8 @@ from sharing import new_epoch, whole
 from kvtrunk._ring import WAIT_MS
 
 N = 480
-PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000"}
-"""Environment of an engine on a busy machine, where an answer takes longer."""
+PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000", "LOAD_MS": "5000"}
+"""Environment of an engine on a busy machine, where an answer and a load take longer."""
 SEEDS = itertools.count(5000)
 
 

@@ -11,7 +11,7 @@ from conftest import PAGE, geometry
 from engine import expect_nothing_held, prompt, until
 from measure_step import PAGES, Scheduler
 
-from kvtrunk import testing
+from kvtrunk import _ring, testing
 from kvtrunk._ring import WAIT_MS
 
 N = 1000
@@ -19,14 +19,16 @@ WHOLE = (N - 1) // PAGE * PAGE
 
 
 @contextlib.contextmanager
-def beside_a_store(monkeypatch, ram="16M", wait_ms=60000, **options):
-    """A daemon and a store. Engines that are made meanwhile use them."""
+def beside_a_store(monkeypatch, ram="16M", wait_ms=60000, load_ms=60000, **options):
+    """A daemon and a store. Engines that are made meanwhile use them. wait_ms, load_ms: for its
+    answers and its loads, which take longer on a busy machine."""
     options = {"n_pages": PAGES, "coalesce_threshold": 0, **options}  # it waits for whole loads
     with testing.daemon(**geometry(**options)) as daemon, \
             stores.running(daemon, ram) as store:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")  # there is no worker
-        monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", str(wait_ms))  # on a busy machine
+        monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", str(wait_ms))
+        monkeypatch.setattr(_ring, "_LOAD_MS", load_ms)
         yield daemon, store
         expect_nothing_held(daemon)
 
@@ -149,7 +151,7 @@ def test_a_store_that_ends_or_stops_in_a_load_costs_a_computation(folder, monkey
     big = {"layers": 16, "kv_heads": 8, "n_pages": 320}  # 2 MiB a page
     for seed in range(20):
         tokens = prompt(seed, N)
-        with beside_a_store(monkeypatch, "80M", **big) as (daemon, store), \
+        with beside_a_store(monkeypatch, "80M", load_ms=1000, **big) as (daemon, store), \
                 engines(folder, 1) as (engine,):
             keep(daemon, store, engine, tokens)
             found, waited = interrupted(store, engine, tokens, number)
