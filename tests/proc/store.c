@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define ASKED_MOST 200000u /* many seconds of asking */
+#define SALT 7 /* of all pages */
 
 static void exec_store(const char *socket_path, const char *ram, const char *const *more)
 {
@@ -121,7 +122,7 @@ void kvt_test_side_connect(struct kvt_test_side *side)
 
 	options.socket_path = side->daemon.socket;
 	options.flags = KVT_ANY_GEOMETRY;
-	options.fetch_wait_ns = 60000000000;
+	options.fetch_wait_ns = side->fetch_wait_ns ? side->fetch_wait_ns : 60000000000;
 	kvt_test_equal(kvt_client_connect(&side->worker, &options, NULL), 0);
 	side->space = kvt_test_namespace(side->worker, "store");
 	kvt_test_equal(kvt_pool_map(side->worker, &side->pool), 0);
@@ -131,6 +132,29 @@ void kvt_test_side_store(struct kvt_test_side *side, const char *ram, const char
 {
 	kvt_test_store_start_with(&side->store, &side->daemon, ram, more);
 	kvt_test_peer_open(&side->peer, &side->store);
+}
+
+uint32_t kvt_test_side_serve(struct kvt_test_side *side, const uint32_t *keys, uint32_t n_keys)
+{
+	return kvt_test_serve(side->worker, &side->pool, side->space, SALT, keys, n_keys);
+}
+
+void kvt_test_side_evict(const struct kvt_test_side *side)
+{
+	uint32_t evicted;
+
+	kvt_test_equal(kvt_evict(side->worker, kvt_client_info(side->worker)->n_pages, &evicted),
+		       0);
+}
+
+uint32_t kvt_test_side_fetch(const struct kvt_test_side *side, const uint32_t *keys,
+			     uint32_t n_keys)
+{
+	const struct kvt_handle root = { 0, 0, 0 };
+	uint64_t digest[2];
+
+	kvt_test_digest("store", digest);
+	return kvt_test_fetch(&side->peer, digest, root, 0, keys, n_keys);
 }
 
 void kvt_test_side_end(struct kvt_test_side *side)

@@ -27,6 +27,7 @@ struct kvt_test_side {
 	struct kvt_test_daemon daemon;
 	struct kvt_test_store store; /* pid 0: none */
 	struct kvt_test_peer peer;
+	int64_t fetch_wait_ns; /* 0: a minute, for a store on a busy machine */
 	struct kvt_client *worker;
 	struct kvt_pool pool;
 	uint32_t space; /* kvt_test_namespace("store") */
@@ -51,10 +52,17 @@ int kvt_test_store_wait(struct kvt_test_store *store);
 /** Kill it and wait. */
 void kvt_test_store_kill(struct kvt_test_store *store);
 
-/** Connect a worker with patience for a store on a busy machine, and map its pool. */
+/** Connect a worker, and map its pool. */
 void kvt_test_side_connect(struct kvt_test_side *side);
 /** Start a store beside the side's daemon, as kvt_test_store_start_with(). */
 void kvt_test_side_store(struct kvt_test_side *side, const char *ram, const char *const *more);
+/** Serve a prompt by the worker, and check what is reused. Returns the positions reused. */
+uint32_t kvt_test_side_serve(struct kvt_test_side *side, const uint32_t *keys, uint32_t n_keys);
+/** Evict all that the pool caches. */
+void kvt_test_side_evict(const struct kvt_test_side *side);
+/** FETCH keys from the root of the worker's namespace. Returns the positions. */
+uint32_t kvt_test_side_fetch(const struct kvt_test_side *side, const uint32_t *keys,
+			     uint32_t n_keys);
 /** End all that runs, with an audit. */
 void kvt_test_side_end(struct kvt_test_side *side);
 

@@ -18,46 +18,26 @@
 
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */
-#define SALT 7
 
-static struct kvt_test_store store;
-static struct kvt_test_peer peer;
-static struct kvt_client *worker;
-static struct kvt_pool pool;
-static uint32_t space;
-static const struct kvt_handle root;
-/* As kvt_test_namespace("store"). */
+static struct kvt_test_side own;
 static uint64_t digest[2]; /* of "store" */
 
 static void connect_with(int64_t fetch_wait_ns)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
-
-	options.socket_path = daemon_.socket;
-	options.flags = KVT_ANY_GEOMETRY;
-	options.fetch_wait_ns = fetch_wait_ns;
-	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
-	space = kvt_test_namespace(worker, "store");
-	kvt_test_equal(kvt_pool_map(worker, &pool), 0);
-}
-
-/* With patience for a store on a busy machine. */
-static void connect_worker(void)
-{
-	connect_with(60000000000);
+	own.fetch_wait_ns = fetch_wait_ns;
+	kvt_test_side_connect(&own);
 }
 
 static void start_store(const char *ram)
 {
 	kvt_test_digest("store", digest);
-	connect_worker();
-	kvt_test_store_start(&store, &daemon_, ram);
-	kvt_test_peer_open(&peer, &store);
+	connect_with(0);
+	kvt_test_side_store(&own, ram, NULL);
 }
 
 static int start_with(const char *more, const char *ram)
 {
-	kvt_test_daemon_begin(&daemon_, more);
+	kvt_test_daemon_begin(&own.daemon, more);
 	start_store(ram);
 	return 0;
 }
@@ -80,7 +60,7 @@ static int start_big(void **state)
 
 static int start_supervised(void **state)
 {
-	kvt_test_daemon_begin_supervised(&daemon_, NULL);
+	kvt_test_daemon_begin_supervised(&own.daemon, NULL);
 	start_store("1M");
 	return 0;
 }
@@ -93,28 +73,27 @@ static int start_with_slabs(void **state)
 
 static int stop(void **state)
 {
-	kvt_test_peer_close(&peer);
-	if (store.pid > 0)
-		kvt_test_equal(kvt_test_store_stop(&store), 0);
-	kvt_client_close(worker, KVT_IDLE);
-	kvt_test_daemon_end(&daemon_);
+	kvt_test_side_end(&own);
 	return 0;
 }
 
-static void evict_all(void)
+static uint32_t serve(const uint32_t *keys)
 {
-	uint32_t evicted;
+	return kvt_test_side_serve(&own, keys, N);
+}
 
-	kvt_test_equal(kvt_evict(worker, 4095, &evicted), 0);
+static uint32_t fetch(const uint32_t *keys)
+{
+	return kvt_test_side_fetch(&own, keys, N);
 }
 
 /* Serve a prompt, let the store copy it, and evict it. */
 static void keep(const uint32_t *keys)
 {
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), 0);
-	kvt_test_store_settled(&peer, N / PAGE);
-	evict_all();
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), 0);
+	kvt_test_equal(serve(keys), 0);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), 0);
 }
 
 TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
@@ -124,14 +103,14 @@ TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
 
 	kvt_test_keys(keys, N, 1);
 	keep(keys);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	status = kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(fetch(keys), N);
+	status = kvt_test_store_settled(&own.peer, N / PAGE);
 	kvt_test_equal(status.loaded_pages, N / PAGE);
 	kvt_test_equal(status.cut_loads, 0);
 	kvt_test_equal(status.hits, 1);
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
 	/* All but the last page is reused, and its bytes are right. */
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
 }
 
 TEST_WITH(it_loads_behind_what_is_cached, start, stop)
@@ -142,31 +121,31 @@ TEST_WITH(it_loads_behind_what_is_cached, start, stop)
 
 	kvt_test_keys(keys, N, 2);
 	keep(keys);
-	kvt_test_serve(worker, &pool, space, SALT, keys, N / 2);
-	kvt_test_equal(kvt_probe(worker, space, keys, N, &handle, &matched), 0);
+	kvt_test_side_serve(&own, keys, N / 2);
+	kvt_test_equal(kvt_probe(own.worker, own.space, keys, N, &handle, &matched), 0);
 	kvt_test_equal(matched, N / 2);
-	kvt_test_equal(kvt_lock(worker, handle, &lease, pages, N / PAGE, &n), 0);
-	kvt_test_equal(kvt_unlock(worker, lease, KVT_IDLE), 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, handle, pages[0], keys + N / 2, N / 2), 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, handle, pages[n - 1], keys + N / 2, N / 2),
+	kvt_test_equal(kvt_lock(own.worker, handle, &lease, pages, N / PAGE, &n), 0);
+	kvt_test_equal(kvt_unlock(own.worker, lease, KVT_IDLE), 0);
+	kvt_test_equal(kvt_test_fetch(&own.peer, digest, handle, pages[0], keys + N / 2, N / 2), 0);
+	kvt_test_equal(kvt_test_fetch(&own.peer, digest, handle, pages[n - 1], keys + N / 2, N / 2),
 		       N / 2);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
 }
 
 /* Fill the pages of a table in all slabs, or count bytes that are not as they were filled. */
 static uint64_t each_byte(const uint32_t *pages, uint32_t n, bool fill)
 {
 	struct kvt_pool_piece pieces[KVT_MAX_PIECES];
-	int n_pieces = kvt_pool_pieces(worker, pieces);
+	int n_pieces = kvt_pool_pieces(own.worker, pieces);
 	uint64_t wrong = 0;
 
 	kvt_test_equal(n_pieces, 6); /* two planes of three layers */
 	for (uint32_t s = 0; s < 2; s++) {
-		kvt_test_equal(kvt_pool_map_slab(worker, s, &pool), 0);
+		kvt_test_equal(kvt_pool_map_slab(own.worker, s, &own.pool), 0);
 		for (uint32_t i = 0; i < n * 6; i++) {
 			const struct kvt_pool_piece *piece = &pieces[i % 6];
-			uint8_t *at = (uint8_t *)pool.base + piece->offset_bytes +
+			uint8_t *at = (uint8_t *)own.pool.base + piece->offset_bytes +
 				      pages[i / 6] * piece->stride_bytes;
 
 			for (uint64_t b = 0; b < piece->bytes; b++) {
@@ -188,20 +167,20 @@ TEST_WITH(all_slabs_and_layers_come_back, start_with_slabs, stop)
 	uint32_t keys[N], n;
 
 	kvt_test_keys(keys, N, 3);
-	kvt_test_equal(kvt_seq_begin(worker, space, keys, N, 0, 0, &seq), 0);
+	kvt_test_equal(kvt_seq_begin(own.worker, own.space, keys, N, 0, 0, &seq), 0);
 	pages = kvt_seq_pages(seq, &n);
 	kvt_test_equal(n, N / PAGE);
 	each_byte(pages, n, true);
 	kvt_test_equal(kvt_seq_end(seq, N, NULL, 0, KVT_IDLE, 0), 0);
-	kvt_test_store_settled(&peer, N / PAGE);
-	evict_all();
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_side_evict(&own);
 	for (uint32_t s = 0; s < 2; s++) {
-		kvt_test_equal(kvt_pool_map_slab(worker, s, &pool), 0);
-		memset(pool.base, 0, kvt_client_info(worker)->pool_bytes);
+		kvt_test_equal(kvt_pool_map_slab(own.worker, s, &own.pool), 0);
+		memset(own.pool.base, 0, kvt_client_info(own.worker)->pool_bytes);
 	}
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_seq_begin(worker, space, keys, N, 0, KVT_F_FULL, &seq), 0);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(kvt_seq_begin(own.worker, own.space, keys, N, 0, KVT_F_FULL, &seq), 0);
 	kvt_test_equal(kvt_seq_reusable(seq), N);
 	pages = kvt_seq_pages(seq, &n);
 	kvt_test_equal(each_byte(pages, n, false), 0);
@@ -210,55 +189,48 @@ TEST_WITH(all_slabs_and_layers_come_back, start_with_slabs, stop)
 
 TEST_WITH(what_it_does_not_have_is_answered_with_none, start, stop)
 {
+	const struct kvt_handle root = { 0, 0, 0 }, unknown = { 1, 1, 16 };
 	uint64_t other[2] = { 1, 2 };
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 4);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
+	kvt_test_equal(fetch(keys), 0);
 	keep(keys);
-	kvt_test_equal(kvt_test_fetch(&peer, other, root, 0, keys, N), 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys + 1, N - 1), 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, 63), 0); /* below min */
-	kvt_test_equal(kvt_test_fetch(&peer, digest, (struct kvt_handle){ 1, 1, 16 }, 5, keys, N),
-		       0);
-	kvt_test_equal(kvt_test_store_status(&peer).loads, 0);
+	kvt_test_equal(kvt_test_fetch(&own.peer, other, root, 0, keys, N), 0);
+	kvt_test_equal(kvt_test_side_fetch(&own, keys + 1, N - 1), 0);
+	kvt_test_equal(kvt_test_side_fetch(&own, keys, 63), 0); /* below min */
+	kvt_test_equal(kvt_test_fetch(&own.peer, digest, unknown, 5, keys, N), 0);
+	kvt_test_equal(kvt_test_store_status(&own.peer).loads, 0);
 	keys[500] ^= 1; /* a part of it */
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 496);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), 496);
+	kvt_test_equal(fetch(keys), 496);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), 496);
 }
 
 TEST_WITH(what_another_computes_is_not_loaded, start, stop)
 {
 	uint32_t keys[N];
-	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = space, .keys = keys,
+	struct kvt_request request = { .op = KVT_OP_BEGIN, .namespace_id = own.space, .keys = keys,
 				       .n_keys = N };
 
 	kvt_test_keys(keys, N, 5);
 	keep(keys);
 	request = (struct kvt_request){ .op = KVT_OP_END, .fence = KVT_IDLE,
-					.lease = kvt_test_call(worker, &request).lease };
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
-	kvt_test_call(worker, &request);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_store_settled(&peer, N / PAGE);
+					.lease = kvt_test_call(own.worker, &request).lease };
+	kvt_test_equal(fetch(keys), 0);
+	kvt_test_call(own.worker, &request);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_store_settled(&own.peer, N / PAGE);
 }
 
 /* Serve a prompt by a client that does not ask the store. */
 static void serve_without_store(const uint32_t *keys)
 {
-	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_client *client;
-	struct kvt_pool mapped;
+	struct kvt_test_side other = { .daemon = own.daemon, .fetch_wait_ns = -1 };
 
-	options.socket_path = daemon_.socket;
-	options.flags = KVT_ANY_GEOMETRY;
-	options.store_path = "";
-	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
-	kvt_test_equal(kvt_pool_map(client, &mapped), 0);
-	kvt_test_equal(kvt_test_serve(client, &mapped, kvt_test_namespace(client, "store"), SALT,
-				      keys, N), 0);
-	kvt_client_close(client, KVT_IDLE);
+	kvt_test_side_connect(&other);
+	kvt_test_equal(kvt_test_side_serve(&other, keys, N), 0);
+	kvt_client_close(other.worker, KVT_IDLE);
 }
 
 TEST_WITH(what_is_computed_although_it_is_there_is_counted, start, stop)
@@ -269,14 +241,14 @@ TEST_WITH(what_is_computed_although_it_is_there_is_counted, start, stop)
 	kvt_test_keys(keys, N, 15);
 	keep(keys);
 	serve_without_store(keys);
-	while (status = kvt_test_store_status(&peer), status.computed_pages < 2 * N / PAGE)
+	while (status = kvt_test_store_status(&own.peer), status.computed_pages < 2 * N / PAGE)
 		;
 	kvt_test_equal(status.computed_pages, 2 * N / PAGE);
 	kvt_test_equal(status.recomputed_pages, N / PAGE);
 	kvt_test_equal(status.unloaded_pages, 2 * N / PAGE);
-	evict_all();
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	status = kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(fetch(keys), N);
+	status = kvt_test_store_settled(&own.peer, N / PAGE);
 	/* What it loads itself counts for neither. */
 	kvt_test_equal(status.computed_pages, 2 * N / PAGE);
 	kvt_test_equal(status.recomputed_pages, N / PAGE);
@@ -289,12 +261,12 @@ TEST_WITH(what_it_drops_is_not_found, start, stop)
 
 	kvt_test_keys(keys, N, 16);
 	keep(keys);
-	kvt_test_equal(kvt_test_store_drop(&peer).pages, N / PAGE);
-	kvt_test_equal(kvt_test_store_status(&peer).pages, 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
+	kvt_test_equal(kvt_test_store_drop(&own.peer).pages, N / PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).pages, 0);
+	kvt_test_equal(fetch(keys), 0);
 	keep(keys); /* and copied again */
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_store_settled(&own.peer, N / PAGE);
 }
 
 TEST_WITH(a_drop_ends_loads, start_big, stop)
@@ -304,16 +276,16 @@ TEST_WITH(a_drop_ends_loads, start_big, stop)
 
 	kvt_test_keys(keys, N, 17);
 	do { /* again if the load was quicker */
-		evict_all();
-		kvt_test_store_drop(&peer);
+		kvt_test_side_evict(&own);
+		kvt_test_store_drop(&own.peer);
 		keep(keys);
-		kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	} while (kvt_test_store_drop(&peer).loading_pages == 0);
-	status = kvt_test_store_status(&peer);
+		kvt_test_equal(fetch(keys), N);
+	} while (kvt_test_store_drop(&own.peer).loading_pages == 0);
+	status = kvt_test_store_status(&own.peer);
 	kvt_test_equal(status.open_loads, 0);
 	kvt_test_equal(status.cut_loads, 1);
 	/* It may have copied again what the load had sealed. */
-	kvt_test_check(kvt_test_matched(worker, space, keys, N) < N);
+	kvt_test_check(kvt_test_matched(own.worker, own.space, keys, N) < N);
 }
 
 TEST_WITH(another_user_drops_nothing, start, stop)
@@ -325,13 +297,13 @@ TEST_WITH(another_user_drops_nothing, start, stop)
 		kvt_skip("only root can be another user");
 	kvt_test_keys(keys, N, 18);
 	keep(keys);
-	kvt_test_equal(chmod(store.path, 0666), 0);
+	kvt_test_equal(chmod(own.store.path, 0666), 0);
 	kvt_test_equal(seteuid(65534), 0);
-	kvt_test_peer_open(&other, &store);
+	kvt_test_peer_open(&other, &own.store);
 	kvt_test_equal(seteuid(0), 0);
 	kvt_test_equal(kvt_test_store_drop(&other).head.result, -EPERM);
 	kvt_test_peer_close(&other);
-	kvt_test_equal(kvt_test_store_status(&peer).pages, N / PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).pages, N / PAGE);
 }
 
 TEST_WITH(garbage_costs_the_connection_and_nothing_else, start, stop)
@@ -342,7 +314,7 @@ TEST_WITH(garbage_costs_the_connection_and_nothing_else, start, stop)
 	char byte;
 
 	for (int i = 0; i < 4; i++) {
-		kvt_test_peer_open(&bad, &store);
+		kvt_test_peer_open(&bad, &own.store);
 		ask.head.magic = i == 0 ? 0 : KVT_STORE_MAGIC;
 		ask.keys_at = i == 1 ? KVT_STORE_KEYS + 1 : 1;
 		ask.n_keys = i == 2 ? KVT_STORE_KEYS : 0;
@@ -350,7 +322,7 @@ TEST_WITH(garbage_costs_the_connection_and_nothing_else, start, stop)
 		kvt_test_equal(recv(bad.fd, &byte, 1, 0), 0); /* hung up */
 		kvt_test_peer_close(&bad);
 	}
-	kvt_test_equal(kvt_test_store_status(&peer).fetches, 0);
+	kvt_test_equal(kvt_test_store_status(&own.peer).fetches, 0);
 }
 
 TEST_WITH(one_uid_cannot_take_all_places, start, stop)
@@ -358,15 +330,15 @@ TEST_WITH(one_uid_cannot_take_all_places, start, stop)
 	static struct kvt_test_peer peers[512];
 	uint32_t n = 0;
 
-	while (kvt_test_peer_try(&peers[n], &store)) {
+	while (kvt_test_peer_try(&peers[n], &own.store)) {
 		n++;
 		kvt_test_check(n < 512);
 	}
 	kvt_test_equal(n, 448 - 1); /* one is `peer` */
 	kvt_test_equal(kvt_test_store_status(&peers[n - 1]).connected, 1);
 	kvt_test_peer_close(&peers[--n]);
-	while (!kvt_test_peer_try(&peers[n], &store)) /* until it is seen */
-		kvt_test_store_status(&peer);
+	while (!kvt_test_peer_try(&peers[n], &own.store)) /* until it is seen */
+		kvt_test_store_status(&own.peer);
 	for (n++; n > 0; n--)
 		kvt_test_peer_close(&peers[n - 1]);
 }
@@ -392,33 +364,33 @@ TEST_WITH(peers_are_served_between_the_records_of_a_flood, start_large, stop)
 	struct kvt_store_status status;
 	struct kvt_seq *seq;
 
-	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(-1);
-	kvt_test_freeze(store.pid);
+	kvt_test_freeze(own.store.pid);
 	for (uint32_t i = 0; i < n; i++) {
 		kvt_test_keys(keys, 131072, i);
-		kvt_test_equal(kvt_seq_begin(worker, space, keys, 131072, 0, 0, &seq), 0);
+		kvt_test_equal(kvt_seq_begin(own.worker, own.space, keys, 131072, 0, 0, &seq), 0);
 		kvt_test_equal(kvt_seq_end(seq, 131072, NULL, 0, KVT_IDLE, 0), 0);
 	}
-	kvt_test_equal(send(peer.fd, &head, sizeof(head), 0), sizeof(head));
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
-	status = kvt_test_store_status(&peer);
+	kvt_test_equal(send(own.peer.fd, &head, sizeof(head), 0), sizeof(head));
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
+	status = kvt_test_store_status(&own.peer);
 	kvt_test_check(pages_told(&status) < n * 131072 / PAGE);
-	kvt_test_equal(recv(peer.fd, &status, sizeof(status), 0), sizeof(status));
+	kvt_test_equal(recv(own.peer.fd, &status, sizeof(status), 0), sizeof(status));
 	kvt_test_check(pages_told(&status) < n * 131072 / PAGE);
 	do
-		status = kvt_test_store_status(&peer);
+		status = kvt_test_store_status(&own.peer);
 	while (pages_told(&status) < n * 131072 / PAGE);
 }
 
 TEST_WITH(its_socket_has_the_mode_of_the_daemons, start, stop)
 {
-	struct stat own, daemon;
+	struct stat store, daemon;
 
-	kvt_test_equal(stat(store.path, &own), 0);
-	kvt_test_equal(stat(daemon_.socket, &daemon), 0);
-	kvt_test_equal(own.st_mode & 0777, daemon.st_mode & 0777);
-	kvt_test_equal(own.st_gid, daemon.st_gid);
+	kvt_test_equal(stat(own.store.path, &store), 0);
+	kvt_test_equal(stat(own.daemon.socket, &daemon), 0);
+	kvt_test_equal(store.st_mode & 0777, daemon.st_mode & 0777);
+	kvt_test_equal(store.st_gid, daemon.st_gid);
 }
 
 TEST_WITH(a_second_store_is_refused_in_words, start, stop)
@@ -427,9 +399,9 @@ TEST_WITH(a_second_store_is_refused_in_words, start, stop)
 
 	snprintf(command, sizeof(command),
 		 "'%s/kvtstored' --socket '%s' --ram-bytes 1M 2>&1 | grep -q 'in use'",
-		 kvt_test_build(), daemon_.socket);
+		 kvt_test_build(), own.daemon.socket);
 	kvt_test_equal(system(command), 0);
-	kvt_test_equal(kvt_test_store_status(&peer).connected, 1);
+	kvt_test_equal(kvt_test_store_status(&own.peer).connected, 1);
 }
 
 TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
@@ -438,18 +410,18 @@ TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
 
 	kvt_test_keys(keys, N, 6);
 	keep(keys);
-	kvt_client_close(worker, KVT_IDLE);
-	kvt_test_check(kill(daemon_.pid, SIGKILL) == 0);
-	kvt_test_daemon_wait(&daemon_);
-	kvt_test_check(kvt_test_store_await(&store, "the daemon is gone"));
-	kvt_test_daemon_start(&daemon_, NULL);
-	kvt_test_check(kvt_test_store_await(&store, "connected again; 64 pages"));
-	connect_worker();
-	kvt_test_peer_close(&peer);
-	kvt_test_peer_open(&peer, &store);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_client_close(own.worker, KVT_IDLE);
+	kvt_test_check(kill(own.daemon.pid, SIGKILL) == 0);
+	kvt_test_daemon_wait(&own.daemon);
+	kvt_test_check(kvt_test_store_await(&own.store, "the daemon is gone"));
+	kvt_test_daemon_start(&own.daemon, NULL);
+	kvt_test_check(kvt_test_store_await(&own.store, "connected again; 64 pages"));
+	connect_with(0);
+	kvt_test_peer_close(&own.peer);
+	kvt_test_peer_open(&own.peer, &own.store);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
 }
 
 TEST_WITH(what_was_reset_is_not_loaded, start, stop)
@@ -459,14 +431,14 @@ TEST_WITH(what_was_reset_is_not_loaded, start, stop)
 	kvt_test_keys(keys, N, 20);
 	kvt_test_keys(others, N, 21);
 	keep(keys);
-	kvt_test_equal(kvt_reset(worker), 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
-	kvt_test_check(kvt_test_store_await(&store, "the cache was reset"));
+	kvt_test_equal(kvt_reset(own.worker), 0);
+	kvt_test_equal(fetch(keys), 0);
+	kvt_test_check(kvt_test_store_await(&own.store, "the cache was reset"));
 	keep(others);
-	kvt_test_equal(kvt_test_store_status(&peer).pages, N / PAGE);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, others, N), N);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, others, N), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).pages, N / PAGE);
+	kvt_test_equal(fetch(others), N);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(serve(others), N - PAGE);
 }
 
 static int start_with_short_feed(void **state)
@@ -480,17 +452,17 @@ TEST_WITH(a_reset_whose_record_was_lost_is_not_loaded, start_with_short_feed, st
 
 	kvt_test_keys(keys, N, 22);
 	keep(keys);
-	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(-1);
-	kvt_test_freeze(store.pid);
-	kvt_test_equal(kvt_reset(worker), 0);
+	kvt_test_freeze(own.store.pid);
+	kvt_test_equal(kvt_reset(own.worker), 0);
 	for (uint32_t i = 0; i < 40; i++) { /* 4 KiB of keys each */
 		kvt_test_keys(others, N, 23 + i);
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, others, N), 0);
+		kvt_test_equal(serve(others), 0);
 	}
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), 0);
-	kvt_test_check(kvt_test_store_await(&store, "the cache was reset"));
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
+	kvt_test_equal(fetch(keys), 0);
+	kvt_test_check(kvt_test_store_await(&own.store, "the cache was reset"));
 }
 
 TEST_WITH(a_load_ends_with_a_reset, start_big, stop)
@@ -499,18 +471,18 @@ TEST_WITH(a_load_ends_with_a_reset, start_big, stop)
 
 	kvt_test_keys(keys, N, 70);
 	keep(keys);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_equal(kvt_reset(worker), 0);
-	kvt_test_store_settled(&peer, 0);
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), 0);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), 0);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_equal(kvt_reset(own.worker), 0);
+	kvt_test_store_settled(&own.peer, 0);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), 0);
+	kvt_test_equal(serve(keys), 0);
 }
 
 /* ---- through the library */
 
 static struct kvt_request begin_of(const uint32_t *keys, uint32_t n)
 {
-	return (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = space, .keys = keys,
+	return (struct kvt_request){ .op = KVT_OP_BEGIN, .namespace_id = own.space, .keys = keys,
 				     .n_keys = n, .user_data = 11 };
 }
 
@@ -520,8 +492,8 @@ static struct kvt_fetched fetched(void)
 	struct kvt_fetched answer;
 	int rc;
 
-	while ((rc = kvt_fetch_poll(worker, &answer)) == 0)
-		kvt_test_store_status(&peer);
+	while ((rc = kvt_fetch_poll(own.worker, &answer)) == 0)
+		kvt_test_store_status(&own.peer);
 	kvt_test_equal(rc, 1);
 	kvt_test_equal(answer.user_data, 11);
 	return answer;
@@ -533,16 +505,16 @@ TEST_WITH(a_sequence_begins_with_what_the_store_has, start, stop)
 
 	kvt_test_keys(keys, N, 11);
 	keep(keys);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
-	kvt_test_equal(kvt_test_store_status(&peer).loaded_pages, N / PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).loaded_pages, N / PAGE);
 	/* And behind what the pool has: only that is loaded. */
-	evict_all();
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, 255), 240);
-	evict_all();
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, 256), 256);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
-	kvt_test_equal(kvt_test_store_status(&peer).loaded_pages,
+	kvt_test_side_evict(&own);
+	kvt_test_equal(kvt_test_side_serve(&own, keys, 255), 240);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(kvt_test_side_fetch(&own, keys, 256), 256);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).loaded_pages,
 		       N / PAGE + 15 + 16 + (N - 256) / PAGE);
 }
 
@@ -553,27 +525,27 @@ TEST_WITH(a_scheduler_fetches_when_a_request_arrives, start, stop)
 	struct kvt_fetched answer;
 
 	kvt_test_keys(keys, N, 12);
-	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
 	answer = fetched();
 	kvt_test_equal(answer.positions, 0);
 	kvt_test_equal(answer.cached, 0);
 	keep(keys);
-	kvt_test_equal(kvt_fetch(worker, &begin), 1);
-	kvt_test_equal(kvt_fetch(worker, &begin), 1); /* the second of two: it is loaded already */
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1); /* of two: it is loaded already */
 	answer = fetched();
 	kvt_test_equal(answer.positions, N);
 	kvt_test_equal(fetched().positions, 0);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
-	kvt_test_equal(kvt_fetch(worker, &begin), 0); /* nothing is missing */
-	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 0); /* nothing is missing */
+	kvt_test_equal(kvt_fetch_poll(own.worker, &answer), 0);
 	begin.namespace_id = 99;
-	kvt_test_equal(kvt_fetch(worker, &begin), -EINVAL);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), -EINVAL);
 }
 
 TEST_WITH(a_second_request_gets_the_load_of_the_first, start, stop)
 {
-	struct kvt_client *first = worker;
+	struct kvt_client *first = own.worker;
 	uint32_t keys[N];
 	struct kvt_request begin = begin_of(keys, N);
 	struct kvt_fetched answer;
@@ -582,24 +554,24 @@ TEST_WITH(a_second_request_gets_the_load_of_the_first, start, stop)
 	keep(keys);
 	kvt_test_equal(kvt_fetch(first, &begin), 1); /* until both are connected */
 	fetched();
-	kvt_test_store_settled(&peer, N / PAGE);
-	evict_all();
-	connect_with(60000000000);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_side_evict(&own);
+	connect_with(0);
 	keys[0]++;
-	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
 	kvt_test_equal(fetched().positions, 0);
 	keys[0]--;
-	kvt_test_freeze(store.pid); /* so that both are asked before either is loaded */
+	kvt_test_freeze(own.store.pid); /* so that both are asked before either is loaded */
 	kvt_test_equal(kvt_fetch(first, &begin), 1);
-	kvt_test_equal(kvt_fetch(worker, &begin), 1);
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
 	kvt_test_equal(fetched().positions, N);
 	while (kvt_fetch_poll(first, &answer) == 0)
 		;
 	kvt_test_equal(answer.positions, N);
 	kvt_client_close(first, KVT_IDLE); /* it was aborted */
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
-	kvt_test_equal(kvt_test_store_status(&peer).loads, 2);
+	kvt_test_equal(serve(keys), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).loads, 2);
 }
 
 TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
@@ -608,24 +580,24 @@ TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
 	struct kvt_request begin = begin_of(keys, N);
 	struct kvt_fetched answer;
 
-	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(50000000);
 	kvt_test_keys(keys, N, 18);
-	while (kvt_fetch(worker, &begin) != 1) /* until it is connected */
-		kvt_test_store_status(&peer);
+	while (kvt_fetch(own.worker, &begin) != 1) /* until it is connected */
+		kvt_test_store_status(&own.peer);
 	fetched();
-	kvt_test_store_status(&peer); /* its answer has come, if late */
-	kvt_test_freeze(store.pid);
+	kvt_test_store_status(&own.peer); /* its answer has come, if late */
+	kvt_test_freeze(own.store.pid);
 	for (uint32_t i = 0; i < 3; i++) {
-		kvt_test_equal(kvt_fetch(worker, &begin), 1);
-		while (kvt_fetch_poll(worker, &answer) == 0)
+		kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
+		while (kvt_fetch_poll(own.worker, &answer) == 0)
 			;
 		kvt_test_equal(answer.positions, 0);
 	}
-	kvt_test_equal(kvt_fetch(worker, &begin), 0);
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
-	kvt_test_store_status(&peer);
-	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0); /* late answers are dropped */
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 0);
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
+	kvt_test_store_status(&own.peer);
+	kvt_test_equal(kvt_fetch_poll(own.worker, &answer), 0); /* late answers are dropped */
 }
 
 TEST_WITH(many_fetches_at_once_are_all_answered, start, stop)
@@ -638,7 +610,7 @@ TEST_WITH(many_fetches_at_once_are_all_answered, start, stop)
 		int rc;
 
 		kvt_test_keys(keys[i], 128, 100 + i);
-		rc = kvt_fetch(worker, &begin);
+		rc = kvt_fetch(own.worker, &begin);
 		kvt_test_check(rc == (asked < KVT_STORE_OPEN));
 		asked += (uint32_t)rc;
 	}
@@ -655,23 +627,23 @@ TEST_WITH(a_stopped_store_costs_milliseconds_and_then_nothing, start, stop)
 
 	kvt_test_keys(keys, N, 13);
 	keep(keys);
-	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(1000000);
 	kvt_test_keys(others, N, 14);
-	while (kvt_fetch(worker, &begin) != 1) /* until it is connected */
-		kvt_test_store_status(&peer);
+	while (kvt_fetch(own.worker, &begin) != 1) /* until it is connected */
+		kvt_test_store_status(&own.peer);
 	fetched();
-	asked = kvt_test_store_status(&peer).fetches;
-	kvt_test_freeze(store.pid);
+	asked = kvt_test_store_status(&own.peer).fetches;
+	kvt_test_freeze(own.store.pid);
 	for (uint32_t i = 0; i < 7; i++) {
 		keys[0] = 1000 + i;
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), 0);
+		kvt_test_equal(serve(keys), 0);
 	}
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
-	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0); /* late answers are dropped */
-	kvt_test_store_settled(&peer, 8 * N / PAGE);
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
+	kvt_test_equal(kvt_fetch_poll(own.worker, &answer), 0); /* late answers are dropped */
+	kvt_test_store_settled(&own.peer, 8 * N / PAGE);
 	for (uint32_t i = 0; i < 7; i++) /* a turn takes one message of each peer */
-		late = kvt_test_store_status(&peer).fetches - asked;
+		late = kvt_test_store_status(&own.peer).fetches - asked;
 	/* Three were waited for, and the rest not even asked. */
 	kvt_test_check(late >= 3 && late < 7);
 }
@@ -684,13 +656,13 @@ TEST_WITH(a_store_killed_in_a_load_leaves_the_rest_to_be_computed, start_big, st
 
 	kvt_test_keys(keys, N, 15);
 	keep(keys);
-	kvt_test_equal(kvt_fetch(worker, &begin), 1);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
 	kvt_test_equal(fetched().positions, N);
-	kvt_test_store_kill(&store);
-	kvt_test_serve(worker, &pool, space, SALT, keys, N); /* checks the bytes of all */
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
-	kvt_test_equal(kvt_fetch(worker, &begin), 0);
-	kvt_test_equal(kvt_fetch_poll(worker, &answer), 0);
+	kvt_test_store_kill(&own.store);
+	serve(keys); /* checks the bytes of all */
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 0);
+	kvt_test_equal(kvt_fetch_poll(own.worker, &answer), 0);
 }
 
 TEST_WITH(a_store_stopped_in_a_load_holds_up_others_for_a_moment, start_big, stop)
@@ -699,15 +671,15 @@ TEST_WITH(a_store_stopped_in_a_load_holds_up_others_for_a_moment, start_big, sto
 
 	kvt_test_keys(keys, N, 16);
 	keep(keys);
-	kvt_client_close(worker, KVT_IDLE);
+	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(1000000);
-	kvt_test_equal(kvt_test_fetch(&peer, digest, root, 0, keys, N), N);
-	kvt_test_freeze(store.pid);
-	kvt_test_serve(worker, &pool, space, SALT, keys, N);
-	kvt_test_equal(kvt_test_matched(worker, space, keys, N), N);
-	kvt_test_check(kill(store.pid, SIGCONT) == 0);
-	kvt_test_store_settled(&peer, N / PAGE);
-	kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_freeze(own.store.pid);
+	serve(keys);
+	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
+	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_equal(serve(keys), N - PAGE);
 }
 
 TEST_WITH(what_other_traffic_evicted_comes_back, start_small, stop)
@@ -716,12 +688,12 @@ TEST_WITH(what_other_traffic_evicted_comes_back, start_small, stop)
 
 	for (uint32_t i = 0; i < 8; i++) { /* twice the pool */
 		kvt_test_keys(keys[i], N, 200 + i);
-		kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
-		kvt_test_store_settled(&peer, (i + 1) * N / PAGE);
+		serve(keys[i]);
+		kvt_test_store_settled(&own.peer, (i + 1) * N / PAGE);
 	}
 	for (uint32_t i = 0; i < 8; i++)
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), N - PAGE);
-	kvt_test_check(kvt_test_store_status(&peer).loaded_pages >= 4 * N / PAGE);
+		kvt_test_equal(serve(keys[i]), N - PAGE);
+	kvt_test_check(kvt_test_store_status(&own.peer).loaded_pages >= 4 * N / PAGE);
 }
 
 TEST_WITH(it_follows_a_daemon_that_restarts_with_all_it_had, start_supervised, stop)
@@ -730,14 +702,14 @@ TEST_WITH(it_follows_a_daemon_that_restarts_with_all_it_had, start_supervised, s
 
 	for (uint32_t i = 0; i < 2; i++) {
 		kvt_test_keys(keys[i], N, 300 + i);
-		kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
-		kvt_test_store_settled(&peer, (i + 1) * N / PAGE);
-		kvt_test_daemon_succeed(&daemon_);
+		serve(keys[i]);
+		kvt_test_store_settled(&own.peer, (i + 1) * N / PAGE);
+		kvt_test_daemon_succeed(&own.daemon);
 	}
-	evict_all();
+	kvt_test_side_evict(&own);
 	for (uint32_t i = 0; i < 2; i++)
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), N - PAGE);
-	kvt_test_equal(kvt_test_store_status(&peer).connected, 1);
+		kvt_test_equal(serve(keys[i]), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&own.peer).connected, 1);
 }
 
 TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
@@ -749,15 +721,15 @@ TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
 
 	kvt_test_keys(keys, N, 15);
 	keep(keys);
-	options.socket_path = daemon_.socket;
+	options.socket_path = own.daemon.socket;
 	options.flags = KVT_ANY_GEOMETRY;
 	options.fetch_wait_ns = 60000000000;
 	for (int i = 0; i < 3; i++) {
-		options.store_path = i == 0 ? "" : i == 1 ? "/nowhere" : store.path;
+		options.store_path = i == 0 ? "" : i == 1 ? "/nowhere" : own.store.path;
 		kvt_test_equal(kvt_client_connect(&other, &options, NULL), 0);
 		begin.namespace_id = kvt_test_namespace(other, "store");
 		kvt_test_equal(kvt_fetch(other, &begin), i == 2);
 		kvt_client_close(other, KVT_IDLE);
 	}
-	kvt_test_store_settled(&peer, N / PAGE);
+	kvt_test_store_settled(&own.peer, N / PAGE);
 }

@@ -25,59 +25,45 @@
 #define N 1024u /* positions of a prompt */
 #define PAGES (N / PAGE)
 #define PROMPTS 8u
-#define SALT 7
 #define RAM "512K" /* 128 pages, of which 16 are for writes */
 #define SLOT_BYTES (2 * KVT_FILE_BLOCK)
 #define ASKED_MOST 200000u /* many seconds of asking */
 #define EXT4_IOC_SHUTDOWN _IOR('X', 125, uint32_t)
 
-static struct kvt_test_store store;
-static struct kvt_test_peer peer;
-static struct kvt_client *worker;
-static struct kvt_pool pool;
-static uint32_t space;
+static struct kvt_test_side own;
 static uint32_t keys[PROMPTS][N];
 static char directory[64], path[96];
-static bool store_runs;
-
-static void connect_worker(void)
-{
-	struct kvt_options options = KVT_OPTIONS_INIT;
-
-	options.socket_path = daemon_.socket;
-	options.flags = KVT_ANY_GEOMETRY;
-	options.fetch_wait_ns = 60000000000;
-	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
-	space = kvt_test_namespace(worker, "store");
-	kvt_test_equal(kvt_pool_map(worker, &pool), 0);
-}
 
 static void spawn_store(const char *file_bytes)
 {
 	const char *more[] = { "--file", path, "--file-bytes", file_bytes, "--file-admit", "all",
 			       NULL };
 
-	kvt_test_store_spawn(&store, &daemon_, RAM, more);
+	kvt_test_store_spawn(&own.store, &own.daemon, RAM, more);
 }
 
 static void start_store(const char *file_bytes)
 {
 	spawn_store(file_bytes);
-	kvt_test_check(kvt_test_store_await(&store, "serving"));
-	kvt_test_peer_open(&peer, &store);
-	store_runs = true;
-	connect_worker(); /* a client of before looks for a store once a second */
+	kvt_test_check(kvt_test_store_await(&own.store, "serving"));
+	kvt_test_peer_open(&own.peer, &own.store);
+	kvt_test_side_connect(&own); /* a client of before looks for a store once a second */
+}
+
+static void end_worker(void)
+{
+	kvt_client_close(own.worker, KVT_IDLE);
+	own.worker = NULL;
 }
 
 static void end_store(bool orderly)
 {
-	kvt_test_peer_close(&peer);
+	kvt_test_peer_close(&own.peer);
 	if (orderly)
-		kvt_test_equal(kvt_test_store_stop(&store), 0);
+		kvt_test_equal(kvt_test_store_stop(&own.store), 0);
 	else
-		kvt_test_store_kill(&store);
-	store_runs = false;
-	kvt_client_close(worker, KVT_IDLE);
+		kvt_test_store_kill(&own.store);
+	end_worker();
 }
 
 static void make_directory(void)
@@ -93,7 +79,7 @@ static int start_with(const char *more, const char *file_bytes)
 		rmdir(directory);
 		kvt_skip("/var/tmp has no O_DIRECT");
 	}
-	kvt_test_daemon_begin(&daemon_, more);
+	kvt_test_daemon_begin(&own.daemon, more);
 	start_store(file_bytes);
 	for (uint32_t i = 0; i < PROMPTS; i++)
 		kvt_test_keys(keys[i], N, 100 + i);
@@ -108,9 +94,7 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-	if (store_runs)
-		end_store(true);
-	kvt_test_daemon_end(&daemon_);
+	kvt_test_side_end(&own);
 	unlink(path);
 	rmdir(directory);
 	return 0;
@@ -148,7 +132,7 @@ static struct kvt_store_status settled(uint64_t pages)
 	struct kvt_store_status status;
 
 	for (uint32_t asked = 0; asked < ASKED_MOST; asked++) {
-		status = kvt_test_store_status(&peer);
+		status = kvt_test_store_status(&own.peer);
 		if (status.queued_pages == 0 && status.open_loads == 0 &&
 		    status.pages + status.file_pages >= pages)
 			return status;
@@ -159,20 +143,18 @@ static struct kvt_store_status settled(uint64_t pages)
 		      (unsigned long long)status.open_loads);
 }
 
-static void evict_all(void)
+static uint32_t serve(const uint32_t *prompt)
 {
-	uint32_t evicted;
-
-	kvt_test_equal(kvt_evict(worker, 4095, &evicted), 0);
+	return kvt_test_side_serve(&own, prompt, N);
 }
 
 /* Serve prompts for the first time, let the store copy them, and evict them. */
 static void keep(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), 0);
+		kvt_test_equal(serve(keys[i]), 0);
 	kvt_test_equal(settled(n * PAGES).file_dropped_pages, 0);
-	evict_all();
+	kvt_test_side_evict(&own);
 }
 
 /* Serve prompts again, with all that there is. Returns the pages that were not computed. */
@@ -181,7 +163,7 @@ static uint32_t serve_again(uint32_t first, uint32_t n)
 	uint32_t reused = 0;
 
 	for (uint32_t i = first; i < first + n; i++)
-		reused += kvt_test_serve(worker, &pool, space, SALT, keys[i], N) / PAGE;
+		reused += serve(keys[i]) / PAGE;
 	return reused;
 }
 
@@ -190,7 +172,7 @@ TEST_WITH(what_left_the_memory_is_loaded_from_the_file, start, stop)
 	struct kvt_store_status status;
 
 	keep(PROMPTS);
-	status = kvt_test_store_status(&peer);
+	status = kvt_test_store_status(&own.peer);
 	kvt_test_check(status.pages <= 128);
 	kvt_test_check(status.file_pages >= (PROMPTS - 2) * PAGES);
 	/* All but the last page of each is reused. */
@@ -208,10 +190,10 @@ TEST_WITH(a_store_that_was_restarted_has_all_it_had, start, stop)
 	for (uint32_t turn = 0; turn < 2; turn++) {
 		end_store(true);
 		start_store("16M");
-		kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+		kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, PROMPTS * PAGES);
 		kvt_test_equal(serve_again(0, PROMPTS), PROMPTS * (PAGES - 1));
 		kvt_test_equal(settled(0).file_bad_pages, 0);
-		evict_all();
+		kvt_test_side_evict(&own);
 	}
 }
 
@@ -219,8 +201,8 @@ TEST_WITH(a_machine_that_was_restarted_has_all_it_had, start, stop)
 {
 	keep(PROMPTS);
 	end_store(true);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_stop(&own.daemon);
+	kvt_test_daemon_start(&own.daemon, NULL);
 	start_store("16M");
 	kvt_test_equal(serve_again(0, PROMPTS), PROMPTS * (PAGES - 1));
 }
@@ -232,17 +214,17 @@ TEST_WITH(a_store_killed_while_it_wrote_brings_no_wrong_page, start, stop)
 	for (uint32_t turn = 0; turn < 4; turn++) {
 		for (uint32_t i = 0; i < PROMPTS; i++) {
 			kvt_test_keys(keys[i], N, 1000 + turn * PROMPTS + i);
-			kvt_test_serve(worker, &pool, space, SALT, keys[i], N);
+			serve(keys[i]);
 		}
-		while (kvt_test_store_status(&peer).file_written_pages < 40 + turn * 90)
+		while (kvt_test_store_status(&own.peer).file_written_pages < 40 + turn * 90)
 			;
 		end_store(false);
 		start_store("16M");
-		evict_all();
-		kvt_test_check(kvt_test_store_status(&peer).file_pages >= 40);
+		kvt_test_side_evict(&own);
+		kvt_test_check(kvt_test_store_status(&own.peer).file_pages >= 40);
 		serve_again(0, PROMPTS); /* checks the bytes of all */
 		read += settled(0).file_read_pages;
-		evict_all();
+		kvt_test_side_evict(&own);
 	}
 	kvt_test_check(read > 0);
 }
@@ -250,15 +232,15 @@ TEST_WITH(a_store_killed_while_it_wrote_brings_no_wrong_page, start, stop)
 TEST_WITH(what_is_dropped_is_not_in_the_file_either, start, stop)
 {
 	keep(PROMPTS);
-	kvt_test_store_drop(&peer);
-	kvt_test_equal(kvt_test_store_status(&peer).file_pages, 0);
+	kvt_test_store_drop(&own.peer);
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, 0);
 	kvt_test_equal(serve_again(0, 1), 0);
-	while (kvt_test_store_status(&peer).pages < PAGES)
+	while (kvt_test_store_status(&own.peer).pages < PAGES)
 		;
 	end_store(true);
 	start_store("16M");
-	evict_all();
-	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PAGES);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, PAGES);
 	kvt_test_equal(serve_again(0, 2), PAGES - 1);
 }
 
@@ -269,17 +251,17 @@ TEST_WITH(a_reset_while_no_store_runs_reaches_the_file, start, stop)
 			kvt_test_keys(keys[i], N, 1000 + orderly * PROMPTS + i);
 		keep(PROMPTS);
 		end_store(orderly);
-		connect_worker();
-		kvt_test_equal(kvt_reset(worker), 0);
-		kvt_client_close(worker, KVT_IDLE);
+		kvt_test_side_connect(&own);
+		kvt_test_equal(kvt_reset(own.worker), 0);
+		end_worker();
 		start_store("16M");
-		kvt_test_equal(kvt_test_store_status(&peer).file_pages, 0);
+		kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, 0);
 		kvt_test_equal(serve_again(0, PROMPTS), 0);
 	}
 	settled(PROMPTS * PAGES);
 	end_store(true);
 	start_store("16M"); /* after that reset */
-	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, PROMPTS * PAGES);
 }
 
 TEST_WITH(kvtctl_tells_what_is_in_the_file, start, stop)
@@ -289,7 +271,7 @@ TEST_WITH(kvtctl_tells_what_is_in_the_file, start, stop)
 	keep(PROMPTS);
 	snprintf(command, sizeof(command), "'%s/kvtctl' --socket '%s' store status | grep -q "
 		 "'^  [1-9][0-9]* of [1-9][0-9]* pages .* written, 0 not in time, 0 read, 0 dam'",
-		 kvt_test_build(), daemon_.socket);
+		 kvt_test_build(), own.daemon.socket);
 	kvt_test_equal(system(command), 0);
 }
 
@@ -324,7 +306,7 @@ TEST_WITH(a_page_whose_bits_flipped_is_computed, start, stop)
 	kvt_test_check(status.file_bad_pages >= 2);
 	kvt_test_equal(status.file_off, 0);
 	kvt_test_equal(status.cut_loads, 2);
-	evict_all();
+	kvt_test_side_evict(&own);
 	kvt_test_equal(serve_again(1, 1), PAGES - 1); /* its pages are in memory again */
 }
 
@@ -334,10 +316,10 @@ TEST_WITH(a_file_truncated_while_it_is_used_costs_what_was_in_it, start, stop)
 	kvt_test_equal(truncate(path, KVT_FILE_BLOCK + 100 * SLOT_BYTES), 0);
 	serve_again(0, PROMPTS); /* checks the bytes of all */
 	kvt_test_check(settled(0).file_bad_pages > 0);
-	kvt_test_equal(kvt_test_store_status(&peer).file_off, 0);
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_off, 0);
 	end_store(true);
 	start_store("16M");
-	evict_all();
+	kvt_test_side_evict(&own);
 	serve_again(0, PROMPTS);
 }
 
@@ -349,13 +331,13 @@ TEST_WITH(a_full_file_keeps_what_was_used_last, start, stop)
 	unlink(path);
 	start_store("2M"); /* 254 pages */
 	keep(PROMPTS - 3);
-	status = kvt_test_store_status(&peer);
+	status = kvt_test_store_status(&own.peer);
 	for (uint32_t i = PROMPTS - 3; i < PROMPTS; i++)
-		kvt_test_equal(kvt_test_serve(worker, &pool, space, SALT, keys[i], N), 0);
+		kvt_test_equal(serve(keys[i]), 0);
 	status = settled(status.file_room_pages + 96);
 	kvt_test_check(status.file_room_pages < 256);
 	kvt_test_check(status.file_pages > status.file_room_pages - 32);
-	evict_all();
+	kvt_test_side_evict(&own);
 	kvt_test_check(serve_again(PROMPTS - 4, 4) >= 4 * (PAGES - 1) - 32);
 }
 
@@ -372,24 +354,17 @@ static void fail_disk(void)
 /* Check that the store tells of the failure once, and that the memory is used as ever. */
 static void must_do_without(void)
 {
-	int status;
-
-	kvt_test_check(kvt_test_store_await(&store, "Input/output error"));
+	kvt_test_check(kvt_test_store_await(&own.store, "Input/output error"));
 	kvt_test_equal(settled(0).file_off, 1);
-	evict_all();
+	kvt_test_side_evict(&own);
 	for (uint32_t i = 0; i < PROMPTS; i++)
 		serve_again(i, 1); /* checks the bytes */
 	settled(PAGES);
-	evict_all();
+	kvt_test_side_evict(&own);
 	kvt_test_equal(serve_again(PROMPTS - 1, 1), PAGES - 1);
-	kvt_test_equal(kill(store.pid, SIGTERM), 0);
-	kvt_test_check(!kvt_test_store_await(&store, "cannot"));
-	kvt_test_equal(waitpid(store.pid, &status, 0), store.pid);
-	kvt_test_equal(status, 0);
-	close(store.output);
-	kvt_test_peer_close(&peer);
-	kvt_client_close(worker, KVT_IDLE);
-	store_runs = false;
+	kvt_test_equal(kill(own.store.pid, SIGTERM), 0);
+	kvt_test_check(!kvt_test_store_await(&own.store, "cannot"));
+	kvt_test_equal(kvt_test_store_wait(&own.store), 0);
 }
 
 TEST_WITH(what_a_failed_disk_cannot_read_is_computed, start_on_a_disk, stop_on_a_disk)
@@ -412,26 +387,23 @@ TEST_WITH(what_a_failed_disk_cannot_write_is_computed, start_on_a_disk, stop_on_
 /* Start a store that must end with 3, and say so. */
 static void must_refuse(const char *file_bytes, const char *text)
 {
-	struct kvt_test_store refused = store;
-	int status;
+	struct kvt_test_store running = own.store;
 
 	spawn_store(file_bytes);
-	kvt_test_check(kvt_test_store_await(&store, text));
-	kvt_test_equal(waitpid(store.pid, &status, 0), store.pid);
-	kvt_test_check(WIFEXITED(status) && WEXITSTATUS(status) == 3);
-	close(store.output);
-	store = refused;
+	kvt_test_check(kvt_test_store_await(&own.store, text));
+	kvt_test_equal(kvt_test_store_wait(&own.store), 3);
+	own.store = running;
 }
 
 TEST_WITH(a_second_store_on_the_file_is_refused_in_words, start, stop)
 {
-	struct kvt_test_daemon other, first = daemon_;
+	struct kvt_test_daemon other, first = own.daemon;
 
 	keep(2);
 	kvt_test_daemon_begin(&other, NULL);
-	daemon_ = other;
+	own.daemon = other;
 	must_refuse("16M", "is in use by another process: each store has a file of its own");
-	daemon_ = first;
+	own.daemon = first;
 	kvt_test_daemon_end(&other);
 	kvt_test_equal(serve_again(0, 2), 2 * (PAGES - 1));
 }
@@ -442,11 +414,11 @@ TEST_WITH(another_models_pages_are_not_found, start, stop)
 
 	keep(PROMPTS);
 	end_store(true);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_configure(&daemon_, "fingerprint = weights=other\n");
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_stop(&own.daemon);
+	kvt_test_daemon_configure(&own.daemon, "fingerprint = weights=other\n");
+	kvt_test_daemon_start(&own.daemon, NULL);
 	start_store("16M");
-	kvt_test_equal(kvt_test_store_status(&peer).file_pages, PROMPTS * PAGES);
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, PROMPTS * PAGES);
 	kvt_test_equal(serve_again(0, 2), 0);
 	status = settled(0);
 	kvt_test_equal(status.hits, 0);
@@ -456,9 +428,9 @@ TEST_WITH(another_models_pages_are_not_found, start, stop)
 TEST_WITH(pages_of_another_size_are_refused_and_kept, start, stop)
 {
 	end_store(true);
-	kvt_test_daemon_stop(&daemon_);
-	kvt_test_daemon_configure(&daemon_, "page_bytes = 8192\n");
-	kvt_test_daemon_start(&daemon_, NULL);
+	kvt_test_daemon_stop(&own.daemon);
+	kvt_test_daemon_configure(&own.daemon, "page_bytes = 8192\n");
+	kvt_test_daemon_start(&own.daemon, NULL);
 	must_refuse("16M", "has pages of 4096 bytes, this pool's take 8192");
 	kvt_test_equal(access(path, F_OK), 0);
 }
@@ -481,7 +453,7 @@ TEST_WITH(a_host_without_io_uring_is_told_so, start, stop)
 		kvt_skip("no seccomp filter can be set here");
 	snprintf(command, sizeof(command), "%s '%s/kvtstored' --socket '%s' --ram-bytes 1M "
 		 "--file '%s' --file-bytes 16M 2>&1 | grep -q io_uring_disabled", old,
-		 kvt_test_build(), daemon_.socket, path);
+		 kvt_test_build(), own.daemon.socket, path);
 	kvt_test_equal(system(command), 0);
 }
 

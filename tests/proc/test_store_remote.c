@@ -18,7 +18,6 @@
 
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */
-#define SALT 7
 
 static struct kvt_test_side a, b;
 static char gate[80];
@@ -110,14 +109,14 @@ static void keep_in_a(uint32_t *keys, uint32_t number)
 	await_ready(&b);
 	before = kvt_test_store_status(&a.peer).helper_written_pages;
 	kvt_test_keys(keys, N, number);
-	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), 0);
+	kvt_test_equal(kvt_test_side_serve(&a, keys, N), 0);
 	while (kvt_test_store_status(&a.peer).helper_written_pages < before + N / PAGE)
 		;
 }
 
 static uint32_t serve_in_b(const uint32_t *keys)
 {
-	return kvt_test_serve(b.worker, &b.pool, b.space, SALT, keys, N);
+	return kvt_test_side_serve(&b, keys, N);
 }
 
 TEST_WITH(what_a_computed_is_loaded_in_b, start, stop)
@@ -145,7 +144,7 @@ TEST_WITH(what_was_copied_before_a_helper_is_ready_is_stored, start_behind_a_gat
 
 	await_ready(&b);
 	kvt_test_keys(keys, N, 5);
-	kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N);
+	kvt_test_side_serve(&a, keys, N);
 	kvt_test_store_settled(&a.peer, N / PAGE);
 	kvt_test_equal(kvt_test_store_status(&a.peer).helper_ready, 0);
 	fd = open(gate, O_WRONLY | O_CLOEXEC);
@@ -171,20 +170,18 @@ TEST_WITH(it_loads_behind_what_b_has, start, stop)
 TEST_WITH(what_the_memory_lost_comes_back_from_afar, start, stop)
 {
 	static uint32_t keys[24][N]; /* more than the memory has room for */
-	uint32_t evicted;
 
 	for (uint32_t i = 0; i < 24; i++)
 		keep_in_a(keys[i], 10 + i);
-	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
+	kvt_test_side_evict(&a);
 	for (uint32_t i = 0; i < 24; i++)
-		kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N),
-			       N - PAGE);
+		kvt_test_equal(kvt_test_side_serve(&a, keys[i], N), N - PAGE);
 	kvt_test_check(kvt_test_store_status(&a.peer).helper_read_pages > 0);
 }
 
 TEST_WITH(a_store_with_a_file_shares_with_one_without, start_with_a_file, stop)
 {
-	uint32_t keys[N], evicted;
+	uint32_t keys[N];
 
 	keep_in_a(keys, 50);
 	kvt_test_equal(serve_in_b(keys), N - PAGE);
@@ -192,9 +189,9 @@ TEST_WITH(a_store_with_a_file_shares_with_one_without, start_with_a_file, stop)
 	kvt_test_equal(serve_in_b(keys), 0);
 	while (kvt_test_store_status(&b.peer).helper_written_pages < N / PAGE)
 		;
-	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), N - PAGE);
-	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
-	kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys, N), N - PAGE);
+	kvt_test_equal(kvt_test_side_serve(&a, keys, N), N - PAGE);
+	kvt_test_side_evict(&a);
+	kvt_test_equal(kvt_test_side_serve(&a, keys, N), N - PAGE);
 }
 
 TEST_WITH(garbage_is_computed_and_never_reused, start, stop)
@@ -236,8 +233,6 @@ TEST_WITH(one_that_hangs_in_a_get_ends_the_load_and_is_closed, start, stop)
 
 TEST_WITH(a_fetch_does_not_wait_for_one_that_is_silent, start_impatient, stop)
 {
-	static const struct kvt_handle root;
-	const uint64_t digest[2] = { 1, 2 };
 	uint32_t keys[N];
 
 	await_ready(&b);
@@ -245,26 +240,24 @@ TEST_WITH(a_fetch_does_not_wait_for_one_that_is_silent, start_impatient, stop)
 	kvt_test_keys(keys, N, 130);
 	/* The first is answered in 4 ms, others at once. */
 	for (uint32_t i = 0; i < 1000; i++)
-		kvt_test_equal(kvt_test_fetch(&b.peer, digest, root, 0, keys, N), 0);
+		kvt_test_equal(kvt_test_side_fetch(&b, keys, N), 0);
 	make_good("silent");
 }
 
 TEST_WITH(a_slow_one_loses_pages_and_delays_no_copy, start_impatient, stop)
 {
 	static uint32_t keys[4][N];
-	uint32_t evicted;
 
 	await_ready(&a);
 	make_bad("silent");
 	for (uint32_t i = 0; i < 4; i++) {
 		kvt_test_keys(keys[i], N, 140 + i);
-		kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N);
+		kvt_test_side_serve(&a, keys[i], N);
 		kvt_test_store_settled(&a.peer, (i + 1) * N / PAGE);
 	}
-	kvt_test_equal(kvt_evict(a.worker, 4095, &evicted), 0);
+	kvt_test_side_evict(&a);
 	for (uint32_t i = 0; i < 4; i++)
-		kvt_test_equal(kvt_test_serve(a.worker, &a.pool, a.space, SALT, keys[i], N),
-			       N - PAGE);
+		kvt_test_equal(kvt_test_side_serve(&a, keys[i], N), N - PAGE);
 	make_good("silent");
 }
 

@@ -19,11 +19,10 @@
 #define SALT 7
 
 static struct kvt_test_side a, b, c;
-static const struct kvt_handle root;
 
 static uint32_t serve(struct kvt_test_side *side, const uint32_t *keys)
 {
-	return kvt_test_serve(side->worker, &side->pool, side->space, SALT, keys, N);
+	return kvt_test_side_serve(side, keys, N);
 }
 
 static void start_a(const char *config, const char *ram, const char *other)
@@ -109,13 +108,6 @@ static void cache_in_b(uint32_t *keys, uint32_t number, uint64_t pages)
 	await_known(1, pages);
 }
 
-static void evict_all(struct kvt_test_side *side)
-{
-	uint32_t evicted;
-
-	kvt_test_equal(kvt_evict(side->worker, 4095, &evicted), 0);
-}
-
 TEST_WITH(what_b_computed_is_loaded_in_a, start, stop)
 {
 	struct kvt_store_status status;
@@ -131,8 +123,8 @@ TEST_WITH(what_b_computed_is_loaded_in_a, start, stop)
 	kvt_test_equal(status.cut_loads, 0);
 	kvt_test_equal(status.loaded_pages, 2 * N / PAGE);
 	/* In memory it outlives both pools. */
-	evict_all(&a);
-	evict_all(&b);
+	kvt_test_side_evict(&a);
+	kvt_test_side_evict(&b);
 	await_known(1, 0);
 	kvt_test_equal(serve(&a, keys[0]), N - PAGE);
 	kvt_test_equal(kvt_test_store_status(&a.peer).sibling_read_pages, 2 * N / PAGE);
@@ -232,7 +224,6 @@ TEST_WITH(a_copy_that_b_overtakes_is_never_loaded, start_big, stop)
 
 TEST_WITH(a_stopped_sibling_is_read_and_delays_nothing, start, stop)
 {
-	const uint64_t digest[2] = { 1, 2 };
 	uint32_t keys[4][N], unknown[N];
 
 	for (uint32_t i = 0; i < 4; i++)
@@ -243,13 +234,13 @@ TEST_WITH(a_stopped_sibling_is_read_and_delays_nothing, start, stop)
 	/* A call of B takes a second: the runner would not wait for so many. */
 	kvt_test_keys(unknown, N, 30);
 	for (uint32_t i = 0; i < 1000; i++)
-		kvt_test_equal(kvt_test_fetch(&a.peer, digest, root, 0, unknown, N), 0);
+		kvt_test_equal(kvt_test_side_fetch(&a, unknown, N), 0);
 	/* Nor does a store wait for it that starts now. */
 	kvt_test_peer_close(&a.peer);
 	kvt_test_equal(kvt_test_store_stop(&a.store), 0);
 	kvt_test_side_store(&a, "1M", (const char *[]){ "--sibling", b.daemon.socket, NULL });
 	for (uint32_t i = 0; i < 1000; i++)
-		kvt_test_equal(kvt_test_fetch(&a.peer, digest, root, 0, unknown, N), 0);
+		kvt_test_equal(kvt_test_side_fetch(&a, unknown, N), 0);
 	kvt_test_check(kill(b.daemon.pid, SIGCONT) == 0);
 	await_known(1, 4 * N / PAGE);
 	kvt_client_close(a.worker, KVT_IDLE); /* it looks for a store once a second */
@@ -306,7 +297,7 @@ static void disturb(struct kvt_test_random *random, const uint32_t *keys)
 		kvt_test_check(kill(daemon, SIGCONT) == 0);
 		break;
 	case 2:
-		evict_all(&b);
+		kvt_test_side_evict(&b);
 		break;
 	case 3:
 		kvt_test_equal(kvt_reset(b.worker), 0);
@@ -320,7 +311,7 @@ static void disturb(struct kvt_test_random *random, const uint32_t *keys)
 		kvt_test_side_connect(&a);
 		break;
 	default:
-		evict_all(&a);
+		kvt_test_side_evict(&a);
 	}
 }
 
@@ -372,7 +363,7 @@ TEST_WITH(after_a_reset_only_what_is_new_is_loaded, start, stop)
 	kvt_test_equal(kvt_reset(b.worker), 0);
 	await_known(1, 0);
 	kvt_test_store_drop(&a.peer);
-	evict_all(&a);
+	kvt_test_side_evict(&a);
 	kvt_test_equal(serve(&a, others), 0);
 }
 
