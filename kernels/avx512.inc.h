@@ -23,39 +23,11 @@
 typedef __m512 vf;
 typedef __m512i words;
 
-static inline vf v_zero(void)
-{
-	return _mm512_setzero_ps();
-}
+#include "vector.inc.h"
 
 static inline vf v_set1(float value)
 {
 	return _mm512_set1_ps(value);
-}
-
-static inline vf v_load(const float *source)
-{
-	return _mm512_loadu_ps(source);
-}
-
-static inline void v_store(float *target, vf value)
-{
-	_mm512_storeu_ps(target, value);
-}
-
-static inline vf v_add(vf a, vf b)
-{
-	return _mm512_add_ps(a, b);
-}
-
-static inline vf v_sub(vf a, vf b)
-{
-	return _mm512_sub_ps(a, b);
-}
-
-static inline vf v_mul(vf a, vf b)
-{
-	return _mm512_mul_ps(a, b);
 }
 
 static inline vf v_fma(vf a, vf b, vf c)
@@ -84,11 +56,6 @@ static inline vf v_first(vf value, uint32_t n, vf other)
 static inline vf v_if_equal(vf a, vf b, vf x, vf y)
 {
 	return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x);
-}
-
-static inline float v_lane0(vf value)
-{
-	return _mm512_cvtss_f32(value);
 }
 
 static inline __m256 fold_halves(vf value, bool upper)

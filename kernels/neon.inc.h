@@ -16,39 +16,11 @@
 
 typedef float32x4_t vf;
 
-static inline vf v_zero(void)
-{
-	return vdupq_n_f32(0);
-}
+#include "vector.inc.h"
 
 static inline vf v_set1(float value)
 {
 	return vdupq_n_f32(value);
-}
-
-static inline vf v_load(const float *source)
-{
-	return vld1q_f32(source);
-}
-
-static inline void v_store(float *target, vf value)
-{
-	vst1q_f32(target, value);
-}
-
-static inline vf v_add(vf a, vf b)
-{
-	return vaddq_f32(a, b);
-}
-
-static inline vf v_sub(vf a, vf b)
-{
-	return vsubq_f32(a, b);
-}
-
-static inline vf v_mul(vf a, vf b)
-{
-	return vmulq_f32(a, b);
 }
 
 static inline vf v_fma(vf a, vf b, vf c)
@@ -74,11 +46,6 @@ static inline vf v_first(vf value, uint32_t n, vf other)
 static inline vf v_if_equal(vf a, vf b, vf x, vf y)
 {
 	return vbslq_f32(vceqq_f32(a, b), x, y);
-}
-
-static inline float v_lane0(vf value)
-{
-	return vgetq_lane_f32(value, 0);
 }
 
 static inline float v_sum(vf value)

@@ -33,39 +33,11 @@
 typedef __m256 vf;
 typedef __m256i words;
 
-static inline vf v_zero(void)
-{
-	return _mm256_setzero_ps();
-}
+#include "vector.inc.h"
 
 static inline vf v_set1(float value)
 {
 	return _mm256_set1_ps(value);
-}
-
-static inline vf v_load(const float *source)
-{
-	return _mm256_loadu_ps(source);
-}
-
-static inline void v_store(float *target, vf value)
-{
-	_mm256_storeu_ps(target, value);
-}
-
-static inline vf v_add(vf a, vf b)
-{
-	return _mm256_add_ps(a, b);
-}
-
-static inline vf v_sub(vf a, vf b)
-{
-	return _mm256_sub_ps(a, b);
-}
-
-static inline vf v_mul(vf a, vf b)
-{
-	return _mm256_mul_ps(a, b);
 }
 
 static inline vf v_fma(vf a, vf b, vf c)
@@ -95,11 +67,6 @@ static inline vf v_first(vf value, uint32_t n, vf other)
 static inline vf v_if_equal(vf a, vf b, vf x, vf y)
 {
 	return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
-}
-
-static inline float v_lane0(vf value)
-{
-	return _mm256_cvtss_f32(value);
 }
 
 static inline float v_sum(vf value)

@@ -21,42 +21,11 @@
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 
-static inline vf v_zero(void)
-{
-	return (vf){ 0 };
-}
+#include "vector.inc.h"
 
 static inline vf v_set1(float value)
 {
 	return (vf){ value, value, value, value };
-}
-
-static inline vf v_load(const float *source)
-{
-	vf value;
-
-	memcpy(&value, source, sizeof value);
-	return value;
-}
-
-static inline void v_store(float *target, vf value)
-{
-	memcpy(target, &value, sizeof value);
-}
-
-static inline vf v_add(vf a, vf b)
-{
-	return a + b;
-}
-
-static inline vf v_sub(vf a, vf b)
-{
-	return a - b;
-}
-
-static inline vf v_mul(vf a, vf b)
-{
-	return a * b;
 }
 
 static inline vf v_fma(vf a, vf b, vf c)
@@ -94,11 +63,6 @@ static inline vf v_first(vf value, uint32_t n, vf other)
 static inline vf v_if_equal(vf a, vf b, vf x, vf y)
 {
 	return v_choose(a == b, x, y);
-}
-
-static inline float v_lane0(vf value)
-{
-	return value[0];
 }
 
 static inline float v_sum(vf value)
