@@ -101,6 +101,13 @@ class Engine:
         self.process.wait()
 
 
+def started(*engines):
+    """The engines, once all are ready."""
+    for engine in engines:
+        engine.wait()
+    return engines
+
+
 def prompt(seed, n=200):
     """n tokens of their own."""
     return [(seed * 7919 + 31 * i + i * i) % 500 + 2 for i in range(n)]

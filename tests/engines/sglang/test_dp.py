@@ -5,17 +5,14 @@ import json
 import pytest
 import ranks
 from conftest import PAGE, PAGES
-from engine import expect_nothing_held, prompt
+from engine import expect_nothing_held, prompt, started
 from sharing import SEEDS, whole
 
 
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, a server of two ranks, and an engine without."""
-    made = start(), start(daemon, dp_size=2, chunked_prefill_size=64), start(daemon)
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(), start(daemon, dp_size=2, chunked_prefill_size=64), start(daemon))
 
 
 def test_each_rank_is_an_engine_of_its_own(daemon, engines):

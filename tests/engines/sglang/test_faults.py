@@ -6,7 +6,7 @@ import itertools
 import model
 import pytest
 from conftest import PAGE, geometry
-from engine import counters, expect_nothing_held, prompt
+from engine import counters, expect_nothing_held, prompt, started
 from faults import layers, sealed_by
 from sharing import whole
 
@@ -44,12 +44,9 @@ def fault(tmp_path_factory):
 def pair(daemon, dtype, folder, start, fault):
     """One that computes, and one that checks each page of the other that it reads, with its prompts
     in other chunks."""
-    made = start(daemon, folder=folder, dtype=dtype), start(
-        daemon, folder=folder, dtype=dtype, chunked_prefill_size=64,
-        environment={"KVTRUNK_CHECK_EVERY": "1", "PLANT": str(fault)})
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(daemon, folder=folder, dtype=dtype),
+                   start(daemon, folder=folder, dtype=dtype, chunked_prefill_size=64,
+                         environment={"KVTRUNK_CHECK_EVERY": "1", "PLANT": str(fault)}))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ itself or by an option, and the latent row of MLA. Daemon and options are those 
 import model
 import pytest
 from conftest import PAGES, printed
-from engine import counters, expect_nothing_held, prompt
+from engine import counters, expect_nothing_held, prompt, started
 from kills import kill_at, order  # noqa: F401
 from sharing import expect_checked_reuse
 
@@ -48,12 +48,10 @@ def engines(kind, daemon, start, order):  # noqa: F811
     folder, _, options, _ = kind
     if "latent" in kind[1].values():
         options = {"program": "serve_latent.py", **options}
-    made = (start(folder=folder, **options),
-            start(daemon, folder=folder, environment={"KILL": str(order)}, **options),
-            start(daemon, folder=folder, environment={"KVTRUNK_CHECK_EVERY": "1"},
-                  chunked_prefill_size=128, **options))
-    for engine in made:
-        engine.wait()
+    made = started(start(folder=folder, **options),
+                   start(daemon, folder=folder, environment={"KILL": str(order)}, **options),
+                   start(daemon, folder=folder, environment={"KVTRUNK_CHECK_EVERY": "1"},
+                         chunked_prefill_size=128, **options))
     yield made
     for engine in made:
         engine.kill()

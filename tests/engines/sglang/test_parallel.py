@@ -5,7 +5,7 @@ import pytest
 import ranks
 import sharing
 from conftest import PAGE, PAGES, Engine, printed
-from engine import counters, expect_nothing_held, prompt, until
+from engine import counters, expect_nothing_held, prompt, started, until
 from faults import layers, sealed_by
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
@@ -30,10 +30,7 @@ def daemon(folder):
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool."""
-    made = start(**TWO), start(daemon, **TWO), start(daemon, **TWO)
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(**TWO), start(daemon, **TWO), start(daemon, **TWO))
 
 
 def test_each_rank_lies_in_its_slab(daemon, engines):

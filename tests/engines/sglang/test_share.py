@@ -3,7 +3,7 @@
 import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
-from engine import expect_nothing_held, prompt
+from engine import expect_nothing_held, prompt, started
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -14,10 +14,7 @@ from kvtrunk import testing
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool."""
-    made = start(), start(daemon), start(daemon)
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(), start(daemon), start(daemon))
 
 
 def test_the_next_turn_reuses_what_another_engine_generated(engines):

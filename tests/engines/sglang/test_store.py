@@ -2,6 +2,7 @@
 """Whole SGLang engines beside a store: what the pool has lost comes back."""
 import pytest
 from conftest import geometry
+from engine import started
 from storing import (PATIENT, page, store,  # noqa: F401
                      test_a_daemon_that_starts_cold_is_filled_again,
                      test_a_load_that_is_interrupted_costs_a_computation,
@@ -20,7 +21,4 @@ def daemon():
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool."""
-    made = start(), start(daemon, environment=PATIENT), start(daemon, environment=PATIENT)
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(), start(daemon, environment=PATIENT), start(daemon, environment=PATIENT))

@@ -9,7 +9,7 @@ import model
 import numpy as np
 import pytest
 from conftest import Engine
-from engine import expect_nothing_held, prompt
+from engine import expect_nothing_held, prompt, started
 from sharing import whole
 
 SEEDS = itertools.count(7000)
@@ -42,11 +42,8 @@ def norm(folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def engines(daemon, start, norm):
     """Two of one model, with other sizes, and one whose norm differs."""
-    made = (start(daemon), start(daemon, max_running_requests=8, context_length=1024),
-            start(daemon, folder=norm))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(daemon), start(daemon, max_running_requests=8, context_length=1024),
+                   start(daemon, folder=norm))
 
 
 def ask(engine, **what):

@@ -6,7 +6,7 @@ import model
 import pytest
 from conftest import PAGE, flags
 from drafting import expect_drafts_reused
-from engine import counters, expect_nothing_held, prompt
+from engine import counters, expect_nothing_held, prompt, started
 from kills import kill_at, order  # noqa: F401
 
 from kvtrunk import testing
@@ -35,13 +35,11 @@ def daemon(folder, drafts):
 
 @pytest.fixture(scope="module")
 def engines(daemon, drafts, start, order):  # noqa: F811
-    made = (start(processes=1), start(daemon, speculative_config=drafts,
-                                      environment={"KILL": str(order)}),
-            start(daemon, processes=1, speculative_config={**drafts, "num_speculative_tokens": 2},
-                  environment={"KVTRUNK_CHECK_EVERY": "1"}))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1),
+                   start(daemon, speculative_config=drafts, environment={"KILL": str(order)}),
+                   start(daemon, processes=1,
+                         speculative_config={**drafts, "num_speculative_tokens": 2},
+                         environment={"KVTRUNK_CHECK_EVERY": "1"}))
 
 
 def test_what_drafts_brought_is_reused(daemon, engines):

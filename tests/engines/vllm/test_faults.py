@@ -7,7 +7,7 @@ import os
 import model
 import pytest
 from conftest import PAGE, flags
-from engine import counters, expect_nothing_held, prompt
+from engine import counters, expect_nothing_held, prompt, started
 from faults import bits, layers, sealed_by
 from sharing import whole
 
@@ -40,12 +40,10 @@ def daemon(folder):
 def pair(daemon, dtype, folder, start):
     """One that computes, and one that checks each page of the other that it reads. The second has
     its model in its own process, its prompts in other chunks, and two threads."""
-    made = start(daemon, folder=folder, dtype=dtype), start(
-        daemon, folder=folder, processes=1, dtype=dtype, max_num_batched_tokens=112,
-        environment={"KVTRUNK_CHECK_EVERY": "1", "OMP_NUM_THREADS": "2"})
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(daemon, folder=folder, dtype=dtype),
+                   start(daemon, folder=folder, processes=1, dtype=dtype,
+                         max_num_batched_tokens=112,
+                         environment={"KVTRUNK_CHECK_EVERY": "1", "OMP_NUM_THREADS": "2"}))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import conftest
 import model
 import pytest
 import storing
-from engine import all_pages_are_back, expect_nothing_held, prompt, until
+from engine import all_pages_are_back, expect_nothing_held, prompt, started, until
 from kills import kill_at, order  # noqa: F401
 from storing import PATIENT, store  # noqa: F401
 
@@ -80,12 +80,9 @@ def daemon(said, kind, page):
 def engines(daemon, kind, options, order, start):  # noqa: F811
     """One with a cache of its own, one that shares the daemon's, and one that will be killed."""
     options = {**options, "dtype": kind["dtype"]}
-    made = (start(processes=1, num_gpu_blocks_override=2048, **options),
-            start(daemon, processes=1, environment=PATIENT, **options),
-            start(daemon, environment={"KILL": str(order), **PATIENT}, **options))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1, num_gpu_blocks_override=2048, **options),
+                   start(daemon, processes=1, environment=PATIENT, **options),
+                   start(daemon, environment={"KILL": str(order), **PATIENT}, **options))
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines, page):

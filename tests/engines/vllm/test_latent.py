@@ -4,6 +4,7 @@ serve_latent.py says what of vLLM's CPU backend stands aside."""
 import conftest
 import model
 import pytest
+from engine import started
 from kills import kill_at, order  # noqa: F401
 from sharing import expect_checked_reuse
 
@@ -38,13 +39,10 @@ def daemon():
 def engines(daemon, start, order):  # noqa: F811
     """One with a cache of its own, one that will be killed, and one that compares each reuse. The
     sizes of their schedulers differ, which changes no KV."""
-    made = (start(processes=1, num_gpu_blocks_override=512),
-            start(daemon, environment={"KILL": str(order)}, max_num_batched_tokens=256),
-            start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"}, max_num_seqs=8,
-                  max_model_len=1024))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1, num_gpu_blocks_override=512),
+                   start(daemon, environment={"KILL": str(order)}, max_num_batched_tokens=256),
+                   start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"},
+                         max_num_seqs=8, max_model_len=1024))
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines):

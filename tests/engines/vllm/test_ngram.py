@@ -2,7 +2,7 @@
 """Speculative decoding by n-grams of the prompt: no KV of a rejected draft is published."""
 import pytest
 from drafting import expect_drafts_reused
-from engine import prompt
+from engine import prompt, started
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
           "prompt_lookup_min": 1}
@@ -11,12 +11,9 @@ N = 6
 
 @pytest.fixture(scope="module")
 def engines(daemon, start):
-    made = (start(processes=1), start(daemon, speculative_config=DRAFTS),
-            start(daemon, processes=1, speculative_config=DRAFTS,
-                  environment={"KVTRUNK_CHECK_EVERY": "1"}))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1), start(daemon, speculative_config=DRAFTS),
+                   start(daemon, processes=1, speculative_config=DRAFTS,
+                         environment={"KVTRUNK_CHECK_EVERY": "1"}))
 
 
 def test_what_drafts_brought_is_reused(daemon, engines):

@@ -3,7 +3,7 @@
 import pytest
 import sharing
 from conftest import PAGE
-from engine import expect_nothing_held, prompt
+from engine import expect_nothing_held, prompt, started
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -12,10 +12,7 @@ from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_comp
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool."""
-    made = start(processes=1), start(daemon), start(daemon, processes=1)
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1), start(daemon), start(daemon, processes=1))
 
 
 def test_the_next_turn_reuses_what_another_engine_generated(engines):

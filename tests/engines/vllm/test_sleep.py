@@ -6,7 +6,7 @@ asks of the adapter: requests end, and the cache is kept, or forgotten for this 
 """
 import pytest
 from conftest import PAGE
-from engine import expect_nothing_held, prompt
+from engine import expect_nothing_held, prompt, started
 
 
 def cached(n):
@@ -16,10 +16,7 @@ def cached(n):
 
 @pytest.fixture(scope="module", name="engines")
 def make_engines(daemon, start):
-    made = [start(daemon, processes=1), start(daemon, processes=1), start(processes=1)]
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(daemon, processes=1), start(daemon, processes=1), start(processes=1))
 
 
 def do(engine, what, **more):

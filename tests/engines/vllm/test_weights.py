@@ -7,7 +7,7 @@ import model
 import numpy as np
 import pytest
 from conftest import PAGE
-from engine import prompt
+from engine import prompt, started
 
 LONG_ROPE = {"max_position_embeddings": 4096, "rope_scaling": {
     "rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [6.0] * 32,
@@ -32,10 +32,7 @@ def ask(engine, text, **more):
 @pytest.fixture(scope="module", name="engines")
 def make_engines(daemon, start):
     """Two that share, and one with a cache of its own."""
-    made = [start(daemon, processes=1), start(daemon), start(processes=1)]
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(daemon, processes=1), start(daemon), start(processes=1))
 
 
 def with_norm(folder, path):

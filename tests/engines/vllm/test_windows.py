@@ -6,7 +6,7 @@ import conftest
 import model
 import pytest
 from conftest import PAGE
-from engine import all_pages_are_back, counters, prompt, until
+from engine import all_pages_are_back, counters, prompt, started, until
 from kills import kill_at, order  # noqa: F401
 from sharing import expect_checked_reuse
 
@@ -46,13 +46,10 @@ def engines(daemon, name, order, start):  # noqa: F811
     """One with a cache of its own, one that compares each reuse, and one that will be killed. With
     one window in all layers, the switch changes nothing."""
     chunks = {"max_num_batched_tokens": 256}  # equal: experts keep it
-    made = (start(processes=1, num_gpu_blocks_override=2048),
-            start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"},
-                  **chunks, **({} if name == "Mistral" else KEEP)),
-            start(daemon, environment={"KILL": str(order)}, **chunks, **KEEP))
-    for engine in made:
-        engine.wait()
-    return made
+    return started(start(processes=1, num_gpu_blocks_override=2048),
+                   start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"}, **chunks,
+                         **({} if name == "Mistral" else KEEP)),
+                   start(daemon, environment={"KILL": str(order)}, **chunks, **KEEP))
 
 
 def test_b_reuses_what_only_a_computed(daemon, engines):
