@@ -18,7 +18,7 @@ import stores
 from conftest import geometry
 from engine import counters, expect_nothing_held, until
 
-from kvtrunk import ConnectionLost, InvalidArgument, testing
+from kvtrunk import ConnectionLost, InvalidArgument, _ring, testing
 
 
 @dataclasses.dataclass
@@ -231,11 +231,18 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
         assert len(pair[0].pool.instances) == 4
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """On a busy machine a store answers late, and loads long."""
+    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
+    monkeypatch.setattr(_ring, "_LOAD_MS", 60_000)
+
+
 # Of the other kinds few loads are long enough that a BEGIN waits for them, or fit beside a match.
 @pytest.mark.parametrize("name", ["states of many steps"])
+@pytest.mark.usefixtures("patient")
 def test_a_request_reads_what_a_store_brought_back(folder, monkeypatch, caplog, name):
     kind = KINDS[name]
-    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")  # on a busy machine
     with lives(folder, monkeypatch, name, True) as (daemon, pair, run), \
             stores.running(daemon, "8M", "--min-positions=32", "--load-percent=50") as store:
         run(kind.requests)
@@ -264,9 +271,9 @@ def reused(engine, tokens, **more):
 
 
 @pytest.mark.parametrize("name", ["window", "gemma", "states"])
+@pytest.mark.usefixtures("patient")
 def test_as_much_is_reused_of_what_a_store_brings_back(folder, monkeypatch, name):
     kind = KINDS[name]
-    monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
     with life_of_one(folder, monkeypatch, kind) as (daemon, engine), \
             stores.running(daemon, "8M", "--min-positions=16", "--load-percent=50") as store, \
             daemon.connect(any_geometry=True) as client:

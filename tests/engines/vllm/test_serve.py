@@ -158,5 +158,5 @@ def test_sigterm_leaves_nothing_behind(served):
     daemon, a, b = served
     a.end()
     until(all_pages_are_back, daemon)
-    assert daemon.kvtctl("clients").count("vllm worker") == 1
+    until(lambda: daemon.kvtctl("clients").count("vllm worker") == 1)
     assert b.complete(prompt(5300))["cached"] == 192
