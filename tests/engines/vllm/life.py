@@ -101,3 +101,13 @@ def run(chance, pair, requests, prompt):
             engine.turn()
     for engine in pair:
         engine.drain()
+
+
+def until_resumed(pair, ask):
+    """Ask for more requests until each engine has resumed one that it had preempted: when the pool
+    is full depends on when the daemon gives pages back."""
+    for _ in range(20):
+        if all(engine.resumed for engine in pair):
+            return
+        ask(20)
+    raise AssertionError("no request was preempted")

@@ -196,9 +196,12 @@ def lives(folder, monkeypatch, name, asynchronous, seed=0):
     with testing.daemon(**kind.geometry()) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         pair = [Engine(folder, kind, pool, chance, asynchronous) for _ in range(2)]
-        yield daemon, pair, lambda n: life.run(chance, pair, n, lambda: prompt(kind, chance, heads))
-        for engine in pair:
-            assert engine.resumed
+
+        def ask(n):
+            life.run(chance, pair, n, lambda: prompt(kind, chance, heads))
+
+        yield daemon, pair, ask
+        life.until_resumed(pair, ask)
         until(lambda: counters(daemon).private_pages == 0)
         for engine in pair:
             engine.theirs.shutdown()
