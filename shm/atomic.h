@@ -39,6 +39,17 @@ static inline bool kvt_replace_u64(uint64_t *word, uint64_t old, uint64_t value)
 					   __ATOMIC_SEQ_CST);
 }
 
+/* Hint to the core: a store to this line will follow. The compiler's own hint asks x86-64 for a
+ * line to read, which the store must then ask for again. */
+static inline void kvt_fetch_to_write(void *line)
+{
+#if defined(__x86_64__)
+	__asm__ volatile("prefetchw %0" ::"m"(*(char *)line));
+#else
+	__builtin_prefetch(line, 1);
+#endif
+}
+
 /* Hint to the core: busy waiting. */
 static inline void kvt_cpu_relax(void)
 {

@@ -15,7 +15,9 @@
 _Static_assert(2 * KVT_FEED_ENTRY_MAX <= KVT_FEED_BYTES_LEAST, "the ring has room for two entries");
 _Static_assert(sizeof(struct kvt_feed_header) % KVT_FEED_ALIGN == 0, "entries are aligned");
 
-#define AHEAD_BYTES 2048u /* as many lines as a core waits for at a time, or somewhat more */
+#define AHEAD_BYTES 4096u /* more than a COMMIT of 900 keys writes */
+#define FETCH_BYTES 1024u /* as many lines as a core fetches at a time */
+#define FETCH_LINE 64u
 #define COPY_WORDS 256u   /* at once: longer copies begin slowly (rep movsb) */
 
 static uint64_t ring_bytes(uint64_t wish)
@@ -194,6 +196,20 @@ static void put_removed(struct kvt_feed_writer *writer, uint64_t seq, const uint
 	}
 }
 
+/** Get what later effects will overwrite into the cache: a ring is larger than caches, and stores
+ * wait for their lines. Each effect gets a part, because loads wait behind more. */
+static void fetch_ahead(struct kvt_feed_writer *writer)
+{
+	uint64_t from = writer->ahead > writer->end ? writer->ahead : writer->end;
+	uint64_t to = writer->end + AHEAD_BYTES;
+
+	if (to > from + FETCH_BYTES)
+		to = from + FETCH_BYTES;
+	for (; from < to; from += FETCH_LINE)
+		kvt_fetch_to_write(writer->ring + (from & (writer->ring_bytes - 1)));
+	writer->ahead = from;
+}
+
 void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *change)
 {
 	uint64_t epoch = writer->view.header->epoch;
@@ -215,12 +231,8 @@ void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *cha
 	if (writer->tell_used && change->n_used > 0)
 		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
 			change->used;
-	/* Pairs with the reader's acquire: whole entries, and the pages as they are now. */
-	if (writer->header->tail == writer->end)
-		return;
-	kvt_store_release(&writer->header->tail, writer->end);
-	/* A ring is larger than caches, and most of the feed's cost was the wait for what it
-	 * overwrites. Get what the next effect will. */
-	for (uint64_t at = writer->end; at < writer->end + AHEAD_BYTES; at += 64)
-		__builtin_prefetch(writer->ring + (at & (writer->ring_bytes - 1)), 1);
+	if (writer->header->tail != writer->end) /* the line is shared with readers */
+		/* Pairs with the reader's acquire: whole entries, and the pages as they are now. */
+		kvt_store_release(&writer->header->tail, writer->end);
+	fetch_ahead(writer);
 }

@@ -24,6 +24,7 @@ struct kvt_feed_writer {
 	uint8_t *ring;
 	uint64_t ring_bytes;
 	uint64_t head, end; /* end: behind what is written; `tail` at the end of the effect */
+	uint64_t ahead;     /* the cache has the ring up to there */
 	uint64_t epoch;     /* that readers know */
 	bool tell_used;     /* write USED */
 	const struct kvt_core *core;
