@@ -162,10 +162,10 @@ def test_many_browsers_ask_the_daemon_as_often_as_one(daemon, serve):
     before = connections(daemon)[1]
     first = metricsd.facts()["now_s"]
     asked = 0
-    while (now := metricsd.facts()["now_s"]) < first + 2:
+    while (now := metricsd.facts()["now_s"]) < first + 2 or asked < 30:
         asked += 1
     # Of these connections two are kvtctl's; one may be the hour's sample.
-    assert connections(daemon)[1] - before <= now - first + 5 and asked > 30
+    assert connections(daemon)[1] - before <= now - first + 5
 
 
 def test_a_daemon_that_is_gone_is_told_and_its_successor_found(daemon, serve):
