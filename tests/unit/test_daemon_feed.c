@@ -26,7 +26,7 @@
 #define WORDS 8192u /* of a page's content */
 #define PATH 6u     /* pages of a prompt */
 #define PROMPTS 24u /* first pages to choose from */
-#define MOST_NS 10000000000ull
+#define MOST_NS 300000000000ull
 #define GOOD_COPIES 5000u
 #define SNAPSHOT_EVERY 4u /* copies */
 
