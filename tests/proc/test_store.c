@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "libclient/wait.h"
 #include "tests/lib/cases.h"
 #include "tests/proc/store.h"
 
@@ -576,9 +577,10 @@ TEST_WITH(a_second_request_gets_the_load_of_the_first, start, stop)
 
 TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
 {
-	uint32_t keys[N];
+	uint32_t keys[N], asked = 0;
 	struct kvt_request begin = begin_of(keys, N);
 	struct kvt_fetched answer;
+	int64_t began_ns;
 
 	kvt_client_close(own.worker, KVT_IDLE);
 	connect_with(50000000);
@@ -588,13 +590,15 @@ TEST_WITH(a_scheduler_asks_a_stopped_store_three_times, start, stop)
 	fetched();
 	kvt_test_store_status(&own.peer); /* its answer has come, if late */
 	kvt_test_freeze(own.store.pid);
-	for (uint32_t i = 0; i < 3; i++) {
-		kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
+	began_ns = kvt_client_now_ns();
+	for (; kvt_fetch(own.worker, &begin) == 1; asked++) {
 		while (kvt_fetch_poll(own.worker, &answer) == 0)
 			;
 		kvt_test_equal(answer.positions, 0);
 	}
-	kvt_test_equal(kvt_fetch(own.worker, &begin), 0);
+	/* And again after a second, which may have passed on a busy machine. */
+	kvt_test_check(asked == 3 ||
+		       (asked > 3 && kvt_client_now_ns() - began_ns > 1000000000));
 	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
 	kvt_test_store_status(&own.peer);
 	kvt_test_equal(kvt_fetch_poll(own.worker, &answer), 0); /* late answers are dropped */

@@ -122,7 +122,7 @@ def test_a_stopped_store_holds_a_ring_s_requests_back_three_times(daemon):
             pass  # until it is connected
         store.counts()  # it answered
         store.signal(signal.SIGSTOP)
-        held = 0
+        held, began = 0, time.monotonic()
         for i in range(6):
             begun = time.monotonic()
             ticket = ring.fetch(namespace._id, array("I", range(i, N + i)))
@@ -130,7 +130,8 @@ def test_a_stopped_store_holds_a_ring_s_requests_back_three_times(daemon):
                 held += 1
                 assert await_notice(ring, ticket) == WAIT_MS
                 assert time.monotonic() - begun >= 0.02
-        assert held == 3
+        # Again after a second, which may have passed on a busy machine.
+        assert held == 3 or (held > 3 and time.monotonic() - began > 1)
 
 
 def test_a_fetch_that_is_given_up_leaves_nothing(daemon):
