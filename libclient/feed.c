@@ -199,17 +199,33 @@ int kvt_feed_snapshot_step(struct kvt_feed *feed, uint32_t steps)
 	return rc == 0 && feed->snapshot.phase == KVT_SNAPSHOT_SETTLE ? -EAGAIN : rc;
 }
 
+/* Wait for the mutation that runs. A daemon that was stopped in it does not end it. */
+static int settle(struct kvt_feed *feed, int64_t *until_ns)
+{
+	const struct timespec pause = { .tv_nsec = SETTLE_NS };
+	int64_t now_ns = kvt_client_now_ns(), timeout_ns = feed->client->timeout_ns;
+
+	if (*until_ns == 0)
+		*until_ns = timeout_ns > 0 ? now_ns + timeout_ns : INT64_MAX;
+	if (now_ns >= *until_ns)
+		return kvt_client_fail(feed->client, -ETIMEDOUT, 0, "feed: the daemon is stopped "
+				       "in the middle of a change: continue it (SIGCONT), or "
+				       "restart it");
+	nanosleep(&pause, NULL);
+	return 0;
+}
+
 int kvt_feed_snapshot(struct kvt_feed *feed)
 {
 	KVT_KEEP_ERRNO;
-	const struct timespec pause = { .tv_nsec = SETTLE_NS };
 	int rc = kvt_feed_snapshot_begin(feed), tries = 0;
+	int64_t until_ns = 0;
 
 	while (rc == 0) {
 		rc = kvt_feed_snapshot_step(feed, SNAPSHOT_STEPS);
 		if (rc == -EAGAIN)
-			nanosleep(&pause, NULL);
-		if (rc == -EAGAIN || (rc == -EOVERFLOW && ++tries < SNAPSHOT_TRIES))
+			rc = settle(feed, &until_ns);
+		else if (rc == -EOVERFLOW && ++tries < SNAPSHOT_TRIES)
 			rc = 0;
 	}
 	if (rc == 1)

@@ -235,6 +235,49 @@ TEST_FROM(a_slow_subscriber_overflows_and_takes_a_snapshot, start, stop, SMALL)
 	kvt_test_check(n_known > 1000);
 }
 
+/* Add to the word of the daemon's arena that is odd while a mutation runs. */
+static void mutate(int64_t by)
+{
+	char line[256], path[64];
+	unsigned long at = 0;
+	uint64_t mutation;
+	FILE *maps;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)daemon_.pid);
+	maps = fopen(path, "re");
+	kvt_test_check(maps);
+	while (!at && fgets(line, sizeof(line), maps))
+		if (strstr(line, ".arena."))
+			at = strtoul(line, NULL, 16);
+	fclose(maps);
+	kvt_test_check(at);
+	at += offsetof(struct kvt_arena_header, mutation);
+	snprintf(path, sizeof(path), "/proc/%d/mem", (int)daemon_.pid);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	kvt_test_equal(pread(fd, &mutation, sizeof(mutation), (off_t)at), sizeof(mutation));
+	mutation += (uint64_t)by;
+	kvt_test_equal(pwrite(fd, &mutation, sizeof(mutation), (off_t)at), sizeof(mutation));
+	close(fd);
+}
+
+TEST_WITH(a_daemon_stopped_in_a_change_holds_up_no_snapshot, start, stop)
+{
+	open_feed();
+	cache(1000, 4 * PAGE);
+	expect_all_known();
+	kvt_client_set_timeout(reader, 20000000);
+	kvt_test_freeze(daemon_.pid);
+	mutate(1);
+	kvt_test_equal(kvt_feed_snapshot(feed), -ETIMEDOUT);
+	kvt_test_check(strstr(kvt_client_error(reader)->text, "SIGCONT"));
+	mutate(-1);
+	kvt_test_equal(kill(daemon_.pid, SIGCONT), 0);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	expect_all_known();
+}
+
 TEST_FROM(used_pages_are_told_if_asked_for, start, stop, SMALL)
 {
 	open_feed();
