@@ -136,7 +136,8 @@ static int open_alone(struct kvt_file *file, bool *ret_made, struct kvt_error *w
 
 	*ret_made = false;
 	if (stat(file->path, &there) == 0 && !S_ISREG(there.st_mode))
-		return kvt_store_fail(why, -EINVAL, "%s is not a regular file", file->path);
+		return kvt_store_fail(why, -EINVAL, "%s is not a regular file: name one on a local "
+				      "disk", file->path);
 	file->fd = open(file->path, flags);
 	if (file->fd < 0 && errno == ENOENT) {
 		file->fd = open(file->path, flags | O_CREAT | O_EXCL, 0600);

@@ -235,10 +235,13 @@ static int reconnect(struct kvt_server *server)
 	struct kvt_error why = { .code = 0 };
 	int rc = kvt_store_connect(store, &why);
 
-	if (rc == -EINVAL)
-		fprintf(stderr, "kvtstored: %s\n", why.text);
-	if (rc != 0)
+	if (rc != 0) {
+		if (strcmp(why.text, store->unserved.text) != 0)
+			fprintf(stderr, "kvtstored: %s\n", why.text);
+		store->unserved = why;
 		return rc;
+	}
+	store->unserved.text[0] = '\0';
 	drop_reset(store);
 	fprintf(stderr, "kvtstored: connected again; %u pages are kept\n",
 		store->tier.index.n_found);
@@ -342,6 +345,7 @@ int main(int argc, char **argv)
 	};
 	int status = parse_options(&store.options, argc, argv);
 	char path[KVT_STORE_PATH_BYTES];
+	int rc;
 
 	if (status >= 0)
 		return status;
@@ -350,11 +354,16 @@ int main(int argc, char **argv)
 		fprintf(stderr, "kvtstored: the path of the daemon's socket is too long\n");
 		return KVT_EXIT_USAGE;
 	}
+	signal(SIGPIPE, SIG_IGN);
+	rc = kvt_server_look(path, &why);
+	if (rc == 0)
+		rc = kvt_store_connect(&store, &why);
+	/* Until here a signal ends it: there is nothing to write. */
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
-	signal(SIGPIPE, SIG_IGN);
-	if (kvt_store_connect(&store, &why) != 0 ||
-	    kvt_server_open(&server, &store, path, &why) != 0) {
+	if (rc == 0)
+		rc = kvt_server_open(&server, &store, path, &why);
+	if (rc != 0) {
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 		status = KVT_EXIT_CONNECT;
 	} else {

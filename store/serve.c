@@ -70,6 +70,18 @@ static int clear_stale(const struct sockaddr_un *address)
 	return -EADDRINUSE;
 }
 
+int kvt_server_look(const char *path, struct kvt_error *why)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int rc = -ENAMETOOLONG;
+
+	if (strlen(path) < sizeof(address.sun_path)) {
+		memcpy(address.sun_path, path, strlen(path));
+		rc = clear_stale(&address);
+	}
+	return rc == 0 ? 0 : refuse(why, path, rc);
+}
+
 /* Give the socket the group and mode of the daemon's. A store of another user may not set the
  * group: then it is its own. */
 static int share_like_daemon(const struct kvt_server *server)

@@ -35,6 +35,9 @@ struct kvt_server {
 	uint64_t asked, answered; /* FETCHes; those with positions */
 };
 
+/** Check that no store serves at `path`, before much is done in vain. Errors: as kvt_server_open().
+ */
+int kvt_server_look(const char *path, struct kvt_error *why);
 /** Listen at `path`, with mode and group of the daemon's socket: who may use the pool may fetch.
  * -EADDRINUSE: another store serves there. `why` says what to do. */
 int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,

@@ -24,12 +24,16 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 	return why->code;
 }
 
-/* 0, or why this store cannot serve the daemon. */
-static int check_daemon(const struct kvt_info *info, struct kvt_error *why)
+/* 0, or why this store cannot serve the daemon: before memory is allocated. */
+static int check_daemon(struct kvt_store *store, struct kvt_error *why)
 {
-	if (info->disabled)
+	if (kvt_client_info(store->client)->disabled)
 		return kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there "
 				      "is nothing to keep");
+	if (kvt_feed_open(store->client, &store->feed) != 0)
+		return failed_client(store, why);
+	kvt_feed_close(store->feed);
+	store->feed = NULL;
 	return 0;
 }
 
@@ -54,7 +58,7 @@ static int allocate(struct kvt_tier *tier, struct kvt_error *why)
 	}
 	kvt_progress_end(&line);
 	return rc == 0 ? 0 : kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
-					    "ram_bytes smaller",
+					    "--ram-bytes smaller",
 					    (unsigned long long)tier->ram_bytes, strerror(-rc));
 }
 
@@ -76,18 +80,21 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
 		return kvt_store_fail(why, -EINVAL, rc == -EINVAL ?
-				      "ram_bytes has no room for a page of %llu bytes" :
-				      "no memory for the index and %llu bytes",
+				      "--ram-bytes has no room for a page of %llu bytes: make it "
+				      "larger" :
+				      "no memory for the index and %llu bytes: make --ram-bytes "
+				      "smaller",
 				      (unsigned long long)(rc == -EINVAL ? record_bytes :
 							   options->ram_bytes));
-	rc = allocate(&store->tier, why);
-	if (rc == 0 && kvt_siblings_open(&store->siblings, &store->tier, &options->siblings,
-					 options->daemon_path, &store->layout) != 0)
+	if (kvt_siblings_open(&store->siblings, &store->tier, &options->siblings,
+			      options->daemon_path, &store->layout) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for siblings");
-	if (rc == 0 && store->slabs.device)
-		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
 	if (rc == 0 && options->file.path)
 		rc = kvt_file_open(&store->file, &store->tier, &options->file, why);
+	if (rc == 0)
+		rc = allocate(&store->tier, why);
+	if (rc == 0 && store->slabs.device)
+		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
 	if (rc == 0 && options->remote.command) {
 		store->options.remote.record_bytes = store->slabs.record_bytes;
 		if (kvt_remote_open(&store->remote, &store->tier, &options->remote) != 0)
@@ -112,7 +119,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 		return rc;
 	info = kvt_client_info(store->client);
 	kvt_store_relaxed(&store->layout, kvt_chain_layout(info));
-	rc = check_daemon(info, why);
+	rc = check_daemon(store, why);
 	if (rc == 0)
 		rc = make_tiers(store, why);
 	if (rc == 0 && memcmp(store->instance, info->instance, sizeof(store->instance)) != 0) {

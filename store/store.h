@@ -52,6 +52,7 @@ struct kvt_loads {
 struct kvt_store {
 	struct kvt_store_options options;
 	struct kvt_client *client; /* NULL: no daemon */
+	struct kvt_error unserved; /* why there is none, as the log says; empty: there was one */
 	struct kvt_feed *feed;
 	bool current; /* all records that the feed had were taken */
 	bool reading; /* a snapshot of what is cached is not complete yet */

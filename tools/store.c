@@ -43,6 +43,8 @@ static int say(struct kvt_error *why, const char *path, int error)
 	} else if (error == -ECONNREFUSED) {
 		text = "the store is gone and has left its socket";
 		cure = ": start kvtstored, which replaces it";
+	} else if (error == -EACCES) {
+		cure = ": join the group that owns the socket, or run as the store's user";
 	} else if (error == -ETIMEDOUT) {
 		text = "the store does not answer";
 		cure = ": its process is stopped or hangs (clients do without it)";

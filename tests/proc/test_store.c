@@ -48,6 +48,13 @@ static int start(void **state)
 	return start_with(NULL, "1M");
 }
 
+static int start_without_store(void **state)
+{
+	kvt_test_daemon_begin(&own.daemon, NULL);
+	connect_with(0);
+	return 0;
+}
+
 static int start_small(void **state)
 {
 	return start_with("n_pages = 256\n", "1M");
@@ -396,13 +403,58 @@ TEST_WITH(its_socket_has_the_mode_of_the_daemons, start, stop)
 
 TEST_WITH(a_second_store_is_refused_in_words, start, stop)
 {
-	char command[800];
+	char command[1000];
 
-	snprintf(command, sizeof(command),
-		 "'%s/kvtstored' --socket '%s' --ram-bytes 1M 2>&1 | grep -q 'in use'",
-		 kvt_test_build(), own.daemon.socket);
+	/* Before it allocates anything. */
+	snprintf(command, sizeof(command), "f='%s.file'; '%s/kvtstored' --socket '%s' --ram-bytes "
+		 "1M --file $f --file-bytes 16M 2>&1 | grep -q 'in use' && ! test -e $f",
+		 own.daemon.socket, kvt_test_build(), own.daemon.socket);
 	kvt_test_equal(system(command), 0);
 	kvt_test_equal(kvt_test_store_status(&own.peer).connected, 1);
+}
+
+TEST_WITH(a_daemon_that_it_cannot_follow_is_named_in_the_log, start, stop)
+{
+	kvt_client_close(own.worker, KVT_IDLE);
+	kvt_test_check(kill(own.daemon.pid, SIGKILL) == 0);
+	kvt_test_daemon_wait(&own.daemon);
+	kvt_test_check(kvt_test_store_await(&own.store, "the daemon is gone"));
+	kvt_test_daemon_configure(&own.daemon, "feed_bytes = 0\n");
+	kvt_test_daemon_start(&own.daemon, NULL);
+	kvt_test_check(kvt_test_store_await(&own.store, "set feed_bytes = 16M"));
+	kvt_test_side_connect(&own);
+}
+
+/* True if a store that waits for a stopped daemon is ended by a signal, and not by its patience. */
+static bool ends_while_it_starts(void)
+{
+	struct kvt_test_store starting;
+	char path[32], name[32] = "";
+	int status;
+	FILE *file;
+
+	kvt_test_store_spawn(&starting, &own.daemon, "1M", NULL);
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)starting.pid);
+	while (strncmp(name, "kvtstored", 9) != 0 || kvt_test_process_state(starting.pid) == 'R') {
+		file = fopen(path, "re");
+		kvt_test_check(file && fgets(name, sizeof(name), file));
+		fclose(file);
+	}
+	kvt_test_equal(kill(starting.pid, SIGTERM), 0);
+	kvt_test_equal(waitpid(starting.pid, &status, 0), starting.pid);
+	close(starting.output);
+	return WIFSIGNALED(status);
+}
+
+TEST_WITH(a_signal_ends_a_store_that_starts, start_without_store, stop)
+{
+	bool ends = false;
+
+	kvt_test_freeze(own.daemon.pid);
+	for (uint32_t i = 0; i < 10 && !ends; i++)
+		ends = ends_while_it_starts();
+	kvt_test_equal(kill(own.daemon.pid, SIGCONT), 0);
+	kvt_test_check(ends);
 }
 
 TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
