@@ -103,8 +103,8 @@ int kvt_feed_next(struct kvt_feed *feed, struct kvt_feed_record *ret_record);
  * Exact: the records of the snapshot are the pages that a reader of all records would know with
  * their whole paths at one place of the feed, and the records behind it begin there. Keeps all keys
  * until the records are taken.
- * Errors: -EOVERFLOW the ring is overtaken while the arena is read: raise feed_bytes; -ETIMEDOUT the
- * daemon was stopped while it changed the tree; -ENOMEM, -ECONNRESET, -EPROTO. */
+ * Errors: -EOVERFLOW the ring is overtaken while the arena is read: raise feed_bytes; -ETIMEDOUT
+ * the daemon was stopped while it changed the tree; -ENOMEM, -ECONNRESET, -EPROTO. */
 int kvt_feed_snapshot(struct kvt_feed *feed);
 
 /** Unsubscribe and free. Also right after any error, and in a forked child. */

@@ -361,6 +361,16 @@ void kvt_remote_store(struct kvt_remote *remote, uint32_t entry)
 	memcpy(seal_at(remote, entry), &seal, sizeof(seal));
 }
 
+/* True if a page is where it was when its seal was written. Other pages may have been there. */
+static bool is_there(const struct kvt_remote *remote, const struct page_write *write)
+{
+	struct kvt_helper_seal seal;
+
+	memcpy(&seal, seal_at(remote, write->entry), sizeof(seal));
+	return kvt_index_find(&remote->tier->index, &write->page) == write->entry &&
+	       memcmp(seal.name, write->page.digest, sizeof(seal.name)) == 0;
+}
+
 static bool send_put(struct kvt_remote *remote)
 {
 	struct kvt_helper_page *pages = kvt_helper_room(&remote->helper, KVT_HELPER_PUT);
@@ -372,7 +382,7 @@ static bool send_put(struct kvt_remote *remote)
 
 		remote->writes_at = (remote->writes_at + 1) % remote->options.queue_pages;
 		remote->n_writes--;
-		if (kvt_index_find(index, &write->page) != write->entry) {
+		if (!is_there(remote, write)) {
 			remote->counts.dropped++;
 			continue;
 		}

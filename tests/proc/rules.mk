@@ -10,7 +10,7 @@ $(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
 $(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides siblings): \
 		$(call objs,tests/proc/store.c)
 
-$(O)/tests/proc/test_helper: $(call objs,store/helper.c store/crc32c.c) $(O)/tests/proc/helper
+$(O)/tests/proc/test_helper: $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/tests/proc/helper
 $(O)/tests/proc/test_store_remote: $(call objs,tests/proc/store.c) $(O)/tests/proc/helper
 $(O)/tests/proc/test_store_sides: $(O)/tests/proc/helper
 $(O)/tests/proc/helper: $(O)/obj/tests/proc/helper.o

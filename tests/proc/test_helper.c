@@ -14,6 +14,7 @@
 
 #include "libclient/wait.h"
 #include "store/helper.h"
+#include "store/remote.h"
 #include "tests/lib/cases.h"
 #include "tests/proc/helper.h"
 
@@ -278,4 +279,50 @@ TEST_WITH(one_that_is_never_ready_is_asked_nothing, start, stop)
 	helper.options.patience_ns = 1;
 	while (helper.kills == 0)
 		kvt_test_check(!turn(&done));
+}
+
+static struct kvt_chain name_of(uint8_t i)
+{
+	return (struct kvt_chain){ { i } };
+}
+
+/* Let a page be found, in the entry that was freed last. Returns the entry. */
+static uint32_t publish(struct kvt_tier *tier, uint8_t i)
+{
+	uint32_t entry = kvt_index_take(&tier->index);
+	struct kvt_chain name = name_of(i);
+
+	memset(kvt_tier_record(tier, entry), i, RECORD);
+	kvt_index_publish(&tier->index, entry, &name, 0);
+	return entry;
+}
+
+/* Before its turn to be stored, a page left the memory, and came back to where another was. */
+TEST_WITH(a_page_that_lost_its_seal_is_not_stored, start, stop)
+{
+	const struct kvt_remote_options options = {
+		.command = command, .record_bytes = RECORD, .batch_bytes = BYTES, .queue_pages = 4,
+	};
+	struct kvt_remote_counts counts;
+	struct kvt_remote *remote;
+	struct kvt_tier tier;
+	uint32_t entry;
+
+	kvt_test_equal(kvt_tier_init(&tier, BYTES, RECORD, sizeof(struct kvt_helper_seal)), 0);
+	kvt_test_equal(kvt_remote_open(&remote, &tier, &options), 0);
+	entry = publish(&tier, 1);
+	kvt_remote_store(remote, entry);
+	kvt_index_drop(&tier.index, entry);
+	kvt_test_equal(publish(&tier, 2), entry);
+	kvt_remote_store(remote, entry);
+	kvt_index_drop(&tier.index, entry);
+	kvt_test_equal(publish(&tier, 1), entry);
+	kvt_remote_store(remote, publish(&tier, 3));
+	do {
+		kvt_remote_turn(remote);
+		counts = kvt_remote_count(remote);
+	} while (counts.stored + counts.dropped < 3);
+	kvt_test_equal(counts.stored, 1);
+	kvt_remote_close(remote);
+	kvt_tier_destroy(&tier);
 }
