@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/keep/backoff.h"
@@ -453,6 +454,16 @@ static int open_one(struct kvt_sibling **ret_sibling, struct kvt_tier *tier, con
 	return 0;
 }
 
+/* True if both are one socket, perhaps by another path. */
+static bool is_same(const char *path, const char *other)
+{
+	struct stat one, two;
+
+	return strcmp(path, other) == 0 ||
+	       (stat(path, &one) == 0 && stat(other, &two) == 0 && one.st_dev == two.st_dev &&
+		one.st_ino == two.st_ino);
+}
+
 int kvt_siblings_open(struct kvt_siblings *siblings, struct kvt_tier *tier,
 		      const struct kvt_siblings_options *options, const char *own,
 		      const uint64_t *layout)
@@ -460,7 +471,7 @@ int kvt_siblings_open(struct kvt_siblings *siblings, struct kvt_tier *tier,
 	int rc = 0;
 
 	for (uint32_t i = 0; i < options->n && rc == 0; i++) {
-		if (strcmp(options->paths[i], own) == 0)
+		if (is_same(options->paths[i], own))
 			continue;
 		rc = open_one(&siblings->each[siblings->n], tier, options->paths[i], layout);
 		siblings->n += rc == 0;

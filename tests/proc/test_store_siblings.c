@@ -27,10 +27,12 @@ static uint32_t serve(struct kvt_test_side *side, const uint32_t *keys)
 
 static void start_a(const char *config, const char *ram, const char *other)
 {
+	char itself[160]; /* as another user wrote it */
 	const char *more[] = { "--sibling", b.daemon.socket, "--sibling", a.daemon.socket,
-			       other ? "--sibling" : NULL, other, NULL };
+			       "--sibling", itself, other ? "--sibling" : NULL, other, NULL };
 
 	kvt_test_daemon_begin(&a.daemon, config);
+	snprintf(itself, sizeof(itself), "/.%s", a.daemon.socket);
 	kvt_test_side_store(&a, ram, more);
 	kvt_test_side_connect(&a);
 }
