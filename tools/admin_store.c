@@ -33,6 +33,12 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 		printf("siblings\n  %llu of %llu connected, with %llu pages; %llu read, %llu were "
 		       "evicted meanwhile\n", N(siblings_ready), N(siblings), N(sibling_pages),
 		       N(sibling_read_pages), N(sibling_spoiled_pages));
+	if (status->helper_starts)
+		printf("distributed store\n  its helper is %s, started %llu times; %llu pages "
+		       "written, %llu not in time, %llu read, %llu missing or damaged\n",
+		       status->helper_ready ? "ready" : "not ready: the store's log says why",
+		       N(helper_starts), N(helper_written_pages), N(helper_dropped_pages),
+		       N(helper_read_pages), N(helper_bad_pages));
 	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));

@@ -137,6 +137,31 @@ TEST_WITH(what_a_computed_is_loaded_in_b, start, stop)
 	kvt_test_equal(status.helper_written_pages, 0);
 }
 
+/* Check that `kvtctl store status` tells this of A's helper. */
+static void must_tell(const char *text)
+{
+	char line[900];
+
+	snprintf(line, sizeof(line), "'%s/kvtctl' --socket '%s' store status | grep -q '%s'",
+		 kvt_test_build(), a.daemon.socket, text);
+	kvt_test_equal(system(line), 0);
+}
+
+TEST_WITH(kvtctl_tells_what_a_helper_does, start, stop)
+{
+	uint32_t keys[N];
+
+	keep_in_a(keys, 1);
+	must_tell("  its helper is ready, started 1 times; 64 pages written, 0 not in time");
+}
+
+TEST_WITH(kvtctl_tells_of_a_helper_that_is_not_ready, start_behind_a_gate, stop)
+{
+	while (kvt_test_store_status(&a.peer).helper_starts == 0)
+		;
+	must_tell("not ready: the store.s log says why");
+}
+
 TEST_WITH(what_was_copied_before_a_helper_is_ready_is_stored, start_behind_a_gate, stop)
 {
 	uint32_t keys[N];
