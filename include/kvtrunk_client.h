@@ -92,8 +92,9 @@ struct kvt_options {
 	/* Socket of a store (kvtstored) to fetch from. NULL: that beside the daemon's socket, if
 	 * there is one; "": none. */
 	const char *store_path;
-	/* How long kvt_seq_begin() waits for the answer of a store, which is mostly no; default
-	 * 5 ms, -1: it does not ask. */
+	/* How long kvt_seq_begin() waits for the answer of a store, which is mostly no, and for
+	 * its load beyond a second and 250 us for each position. Default 5 ms, -1: it does not
+	 * ask. */
 	int64_t fetch_wait_ns;
 };
 #define KVT_OPTIONS_INIT ((struct kvt_options){ .size = sizeof(struct kvt_options) })

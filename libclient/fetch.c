@@ -27,6 +27,7 @@
 #include "libclient/wait.h"
 
 #define QUIET_NS 1000000000ll /* not asked for so long */
+#define LOAD_MS 1000u         /* for any load, beside a part for its length */
 #define MISSES 3u             /* in a row */
 
 enum ask_state {
@@ -441,5 +442,7 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 		return 0;
 	}
 	ask->state = ASK_FREE;
-	return ask->fetched.positions;
+	if (!ask->fetched.positions)
+		return 0;
+	return LOAD_MS + ask->fetched.positions / 4 + (uint32_t)(wait_ns / 1000000);
 }

@@ -11,7 +11,7 @@ void kvt_client_store_at(struct kvt_client *client, const char *path, int64_t wa
 void kvt_client_store_leave(struct kvt_client *client);
 
 /** Ask the store for what the pool lacks of a BEGIN, and wait for its answer, fetch_wait_ns at
- * most. Returns the positions that are loaded. */
+ * most. Returns how many ms to wait for the load; 0: nothing is loaded. */
 uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin);
 
 #endif

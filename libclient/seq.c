@@ -133,13 +133,12 @@ static uint32_t begin_wait_ms(const struct kvt_client *client)
 static uint32_t fetched_wait_ms(struct kvt_client *client, const struct kvt_request *begin,
 				uint32_t most_ms)
 {
-	uint32_t positions, wait_ms;
+	uint32_t wait_ms;
 
 	if (!client->store || begin->flags & KVT_F_FORCE_MISS)
 		return most_ms;
-	positions = kvt_client_fetch_now(client, begin);
-	wait_ms = 1000 + positions / 4;
-	return positions && wait_ms < most_ms ? wait_ms : most_ms;
+	wait_ms = kvt_client_fetch_now(client, begin);
+	return wait_ms && wait_ms < most_ms ? wait_ms : most_ms;
 }
 
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
