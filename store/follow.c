@@ -146,14 +146,16 @@ void kvt_store_unfollow(struct kvt_store *store)
 bool kvt_store_copy(struct kvt_store *store)
 {
 	uint64_t bytes = 0;
+	int rc = 0;
 
 	/* `current`: all records since the last copy were taken. */
 	while (store->current && !store->reset && bytes < KVT_STORE_TURN_BYTES) {
 		end_copy(store, true);
-		if (!kvt_copy_begin(&store->tier, &store->known, &store->slabs, &store->copy))
+		rc = kvt_copy_begin(&store->tier, &store->known, &store->slabs, &store->copy);
+		if (rc != 1)
 			break;
 		bytes += store->tier.record_bytes;
 		kvt_store_follow(store);
 	}
-	return bytes > 0;
+	return bytes > 0 || rc == -EAGAIN;
 }

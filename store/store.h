@@ -94,7 +94,7 @@ void kvt_store_drop(struct kvt_store *store);
 int kvt_store_follow(struct kvt_store *store);
 /** Unsubscribe. */
 void kvt_store_unfollow(struct kvt_store *store);
-/** Copy pages out, KVT_STORE_TURN_BYTES or one. Returns true if there were any. */
+/** Copy pages out, KVT_STORE_TURN_BYTES or one. Returns true if there may be more. */
 bool kvt_store_copy(struct kvt_store *store);
 
 /* ---- load.c */

@@ -11,6 +11,8 @@
 #include "shm/atomic.h"
 #include "shm/map.h"
 
+#define LOOKS_MOST 4096u /* pages at once that need no copy: less than a millisecond */
+
 /* Map memory that nothing else has, or that helpers share. */
 static int map_memory(struct kvt_tier *tier, bool shared)
 {
@@ -268,16 +270,16 @@ static bool has_no_place(const struct kvt_tier *tier, const struct kvt_known *kn
 	       (!behind || behind == tier->index.oldest);
 }
 
-bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
-		    struct kvt_copy *ret_copy)
+int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
+		   struct kvt_copy *ret_copy)
 {
 	struct kvt_copy copy = { .entry = 0 };
-	uint32_t there;
+	uint32_t there, looks = 0;
 	bool swept;
 
 	/* Wait while a page would be lost for it, if the queue has room until then. */
 	if (!kvt_tier_ready(tier) && known->n_queued < known->queue_pages / 2)
-		return false;
+		return 0;
 	while ((copy.page = kvt_known_next(known, &swept)) != 0) {
 		copy.behind = swept ? entry_of(tier, known, known->pages[copy.page].parent)
 				    : place_of(tier, known, copy.page);
@@ -291,24 +293,26 @@ bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct
 			tier->index.entries[there].used = 1;
 			note_last(tier, known, copy.page, there);
 		}
+		if (++looks == LOOKS_MOST)
+			return -EAGAIN;
 	}
 	if (!copy.page)
-		return false;
+		return 0;
 	copy.entry = take(tier);
 	if (!copy.entry) {
 		tier->full++;
-		return false;
+		return 0;
 	}
 	copy.chain = *kvt_known_name(known, copy.page);
 	copy.changes = known->pages[copy.page].changes;
 	if (kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) != 0) {
 		kvt_index_drop(&tier->index, copy.entry);
-		return false;
+		return 0;
 	}
 	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
 	kvt_fence_acquire();
 	*ret_copy = copy;
-	return true;
+	return 1;
 }
 
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,

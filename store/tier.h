@@ -87,8 +87,9 @@ void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32
 /** Forget all pages without pins, and those on their way. */
 void kvt_tier_clear(struct kvt_tier *tier);
 
-/** Begin to copy the next queued page. False: there is none. */
-bool kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
+/** Begin to copy the next queued page. Returns 1; 0: there is none; -EAGAIN: many that need no copy
+ * were looked at, call again. */
+int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
 		    struct kvt_copy *ret_copy);
 /** End a copy. `complete`: all records of the feed were taken since. Returns true if it is good. */
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,

@@ -114,9 +114,37 @@ static uint32_t copy_all(void)
 	struct kvt_copy copy;
 	uint32_t n = 0;
 
-	while (kvt_copy_begin(&tier, &known, &slabs, &copy))
+	while (kvt_copy_begin(&tier, &known, &slabs, &copy) == 1)
 		n += kvt_copy_end(&tier, &known, &copy, true);
 	return n;
+}
+
+/* The first of many pages with one name is copied, and each of the others needs a look. */
+TEST(pages_that_need_no_copy_are_looked_at_in_parts)
+{
+	const struct kvt_info large = { .page_size = 1, .n_pages = 20000, .page_bytes = BYTES };
+	uint8_t *pool = calloc(large.n_pages, BYTES);
+	struct kvt_slabs slab = { .n_slabs = 1, .n_pieces = 1, .record_bytes = BYTES,
+				  .bases = { pool }, .pieces = { { 0, BYTES, BYTES } } };
+	struct kvt_copy copy;
+	uint32_t parts = 0;
+	int rc;
+
+	assert_int_equal(kvt_known_init(&known, &large, 2), 0);
+	assert_int_equal(kvt_tier_init(&tier, 8 * BYTES, BYTES, 0), 0);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_NAMESPACE, .namespace_id = 3 });
+	for (uint32_t page = 1; page < large.n_pages; page++)
+		take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = 1, .namespace_id = 3,
+						.pages = &page, .keys = &(uint32_t){ 7 } });
+	assert_int_equal(kvt_copy_begin(&tier, &known, &slab, &copy), 1);
+	assert_true(kvt_copy_end(&tier, &known, &copy, true));
+	while ((rc = kvt_copy_begin(&tier, &known, &slab, &copy)) != 0) {
+		assert_int_equal(rc, -EAGAIN);
+		parts++;
+	}
+	assert_int_equal(parts, 4);
+	stop(NULL);
+	free(pool);
 }
 
 TEST_WITH(pages_of_a_path_are_found_by_their_keys, start, stop)
