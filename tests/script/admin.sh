@@ -110,8 +110,11 @@ expect 0 '"pages":\[1,2\],"keys":\[1,2,3,4,5,6,7,8\]' cat "$feed/snapshot"
 feed_pid=$!
 "$kvtctl" feed --json >"$feed/json" 2>"$feed/end" &
 json_pid=$!
+listens() { # pid: it has the feed, and sleeps until there are records
+	grep -q kvtrunk-feed "/proc/$1/maps" && grep -q '^State:.S' "/proc/$1/status"
+}
 for pid in "$feed_pid" "$json_pid"; do
-	until grep -q kvtrunk-feed "/proc/$pid/maps"; do kill -0 "$pid" || break; done
+	until listens "$pid"; do kill -0 "$pid" || break; done
 done
 
 # ---- change
