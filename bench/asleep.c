@@ -63,9 +63,9 @@ static void sleeper_stop(struct sleeper *sleeper)
 	munmap(sleeper->woken, 4096);
 }
 
-static void compute_for(uint64_t ns)
+static void compute_for(int64_t ns)
 {
-	for (uint64_t until = bench_clock_ns() + ns; bench_clock_ns() < until;)
+	for (int64_t until = kvt_now_ns() + ns; kvt_now_ns() < until;)
 		kvt_cpu_relax();
 }
 

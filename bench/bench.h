@@ -23,6 +23,7 @@
 #include "kvtrunk.h"
 #include "lab/daemon.h"
 #include "lab/trace/trace.h"
+#include "shm/clock.h"
 
 #define BENCH_PAGE_SIZE 64u
 #define BENCH_POSITIONS (1u << 20) /* room of the pool: 1 M positions */
@@ -48,7 +49,6 @@ __attribute__((noreturn, format(printf, 1, 2))) void bench_die(const char *forma
 void *bench_alloc(size_t n, size_t bytes);
 
 void bench_clock_init(void);
-uint64_t bench_clock_ns(void);
 
 static inline uint64_t bench_ticks(void)
 {
@@ -60,7 +60,7 @@ static inline uint64_t bench_ticks(void)
 	__asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
 	return ticks;
 #else
-	return bench_clock_ns();
+	return kvt_now_ns();
 #endif
 }
 

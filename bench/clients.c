@@ -101,7 +101,7 @@ static __attribute__((noreturn)) void client_main(const struct bench_target *tar
 			match_batch(client, &match, batch);
 		gate->bursts[i] = bench_ticks() - start;
 	}
-	gate->end_ns[index] = bench_clock_ns();
+	gate->end_ns[index] = kvt_now_ns();
 	kvt_client_close(client, KVT_IDLE);
 	_exit(0);
 }
@@ -134,7 +134,7 @@ static struct rates throughput(struct bench_target *target, const uint32_t *keys
 	}
 	while (kvt_load_acquire(&gate->arrived) < clients)
 		sched_yield();
-	start = bench_clock_ns();
+	start = kvt_now_ns();
 	kvt_store_release(&gate->open, 1);
 	for (uint32_t i = 0; i < clients; i++) {
 		if (waitpid(pids[i], &status, 0) != pids[i] || status)

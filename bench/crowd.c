@@ -263,11 +263,11 @@ static struct figure crowd(struct bench_target *target, const struct way *way,
 		if (threads[i] == 0)
 			compute();
 	}
-	start = bench_clock_ns();
+	start = kvt_now_ns();
 	kvt_store_release(&gate->open, 1);
 	usleep(window_us);
 	kvt_store_release(&gate->over, 1);
-	figure = take(gate, clients, bench_clock_ns() - start);
+	figure = take(gate, clients, kvt_now_ns() - start);
 	end(threads, n_threads);
 	end(pids, clients);
 	munmap(gate, sizeof(*gate));

@@ -59,22 +59,14 @@ void *bench_alloc(size_t n, size_t bytes)
 	return memory;
 }
 
-uint64_t bench_clock_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* Calibrate the cycle counter. It costs a third of a clock call, which shows in figures of 100
  * ns. */
 void bench_clock_init(void)
 {
-	uint64_t ns = bench_clock_ns(), ticks = bench_ticks(), end;
+	uint64_t ns = kvt_now_ns(), ticks = bench_ticks(), end;
 
 	do {
-		end = bench_clock_ns();
+		end = kvt_now_ns();
 	} while (end - ns < CALIBRATE_NS);
 	ns_per_tick = (double)(end - ns) / (double)(bench_ticks() - ticks);
 }

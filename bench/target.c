@@ -286,12 +286,12 @@ void bench_release(struct bench_target *target, struct kvt_result *result)
 
 void bench_idle(struct bench_target *target, uint32_t budget)
 {
-	uint64_t until = bench_clock_ns() + IDLE_NS;
+	int64_t until = kvt_now_ns() + IDLE_NS;
 
 	if (target->core) {
 		kvt_core_work(target->core, budget, true, 1);
 		return;
 	}
-	while (bench_clock_ns() < until)
+	while (kvt_now_ns() < until)
 		kvt_cpu_relax();
 }

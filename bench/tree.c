@@ -239,7 +239,7 @@ static void report_path_nodes(struct bench_target *target, struct replay *replay
 void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree)
 {
 	struct replay *replay = bench_alloc(1, sizeof(*replay));
-	uint64_t started = bench_clock_ns();
+	uint64_t started = kvt_now_ns();
 	const char *what;
 
 	memset(tree, 0, sizeof(*tree));
@@ -252,7 +252,7 @@ void bench_tree_replayed(struct bench_target *target, struct bench_tree *tree)
 		   "\"hit_rate\":%.4f,\"refused\":%u,\"pause_us\":200,\"seconds\":%.1f", what,
 		   replay->trace->n_requests, CHUNK,
 		   (double)replay->hits / (double)replay->input, replay->refused,
-		   (double)(bench_clock_ns() - started) / 1e9);
+		   (double)(kvt_now_ns() - started) / 1e9);
 	report_path_nodes(target, replay);
 	for (uint32_t size = 0; size < BENCH_SIZES; size++)
 		pick_prefixes(target, replay, tree, size);

@@ -44,6 +44,7 @@
 #include "daemon/serve/stored.h"
 #include "daemon/serve/turn.h"
 #include "daemon/setup/memory.h"
+#include "shm/clock.h"
 #include "shm/geometry.h"
 #include "shm/map.h"
 
@@ -104,14 +105,6 @@ static int open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-static uint64_t monotonic_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
 struct instant {
 	uint64_t ns, cycles;
 };
@@ -124,8 +117,8 @@ static struct instant look_at_clocks(void)
 	uint64_t least = UINT64_MAX;
 
 	for (int i = 0; i < 16; i++) {
-		struct instant now = { .ns = monotonic_ns(), .cycles = kvt_cycles() };
-		uint64_t passed = monotonic_ns() - now.ns;
+		struct instant now = { .ns = kvt_now_ns(), .cycles = kvt_cycles() };
+		uint64_t passed = kvt_now_ns() - now.ns;
 
 		if (passed < least) {
 			least = passed;

@@ -13,7 +13,6 @@
 #include "libclient/steps.h"
 #include "libclient/submit.h"
 #include "libclient/table.h"
-#include "libclient/wait.h"
 
 #define SLOT_BITS 17 /* of kvt_result.slot; the rest are of the slot's generation */
 _Static_assert(2 * (KVT_SEGMENT_BYTES_MAX / sizeof(struct kvt_cqe)) + 2 < 1u << SLOT_BITS,

@@ -10,7 +10,6 @@
 #include "libclient/fetch.h"
 #include "libclient/pool.h"
 #include "libclient/steps.h"
-#include "libclient/wait.h"
 #include "libclient/welcome.h"
 
 #include <errno.h>
@@ -21,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/clock.h"
 #include "shm/geometry.h"
 
 #define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
@@ -286,7 +286,7 @@ static int greet_again(const char *path, const struct kvt_message_hello *hello,
 /* Sleep until the next attempt, with growing pauses. False: `until_ns` has passed. */
 static bool pause_for_daemon(int64_t *pause_ns, int64_t until_ns)
 {
-	int64_t left = until_ns - kvt_client_now_ns();
+	int64_t left = until_ns - kvt_now_ns();
 	struct timespec pause = { .tv_nsec = *pause_ns < left ? *pause_ns : left };
 
 	if (left <= 0)
@@ -304,7 +304,7 @@ static int greet_when_there(const struct kvt_options *options, bool given,
 			    struct welcome *welcome, int *ret_control, struct kvt_error *error)
 {
 	int64_t wait_ns = options->connect_wait_ns ? options->connect_wait_ns : CONNECT_WAIT_NS;
-	int64_t until_ns = kvt_client_now_ns() + wait_ns, pause_ns = CONNECT_PAUSE_NS;
+	int64_t until_ns = kvt_now_ns() + wait_ns, pause_ns = CONNECT_PAUSE_NS;
 	bool member = (hello->group[0] || hello->group[1]) && options->connect_wait_ns > 0;
 	bool absent = false;
 	int rc;
@@ -354,7 +354,7 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 	given = chosen.socket_path;
 	if (!given)
 		chosen.socket_path = DEFAULT_SOCKET;
-	deadline_ns = kvt_client_now_ns() +
+	deadline_ns = kvt_now_ns() +
 		      (chosen.timeout_ns > 0 ? chosen.timeout_ns : CONNECT_TIMEOUT_NS);
 	rc = fill_hello(&hello, &chosen, error);
 	if (rc != 0)

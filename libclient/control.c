@@ -7,7 +7,7 @@
 
 #include "libclient/control.h"
 #include "libclient/fail.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,14 +25,6 @@
 
 /* SCM_MAX_FD: with room for all, each can be closed. */
 #define MESSAGE_FDS_MAX 253
-
-int64_t kvt_client_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ll + now.tv_nsec;
-}
 
 static enum kvt_attach_state attach_state(int code)
 {
@@ -86,7 +78,7 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 		int n;
 
 		if (deadline_ns != INT64_MAX) {
-			left = deadline_ns - kvt_client_now_ns();
+			left = deadline_ns - kvt_now_ns();
 			if (left <= 0)
 				return -ETIMEDOUT;
 		}
@@ -178,7 +170,7 @@ static int socket_address(const char *path, struct sockaddr_un *address, socklen
 
 int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error)
 {
-	int64_t left = deadline_ns - kvt_client_now_ns();
+	int64_t left = deadline_ns - kvt_now_ns();
 	struct sockaddr_un address;
 	struct timeval timeout;
 	socklen_t bytes;
@@ -205,7 +197,7 @@ int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct 
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	do {
 		rc = connect(fd, (struct sockaddr *)&address, bytes) == 0 ? 0 : -errno;
-	} while (rc == -EINTR && kvt_client_now_ns() < deadline_ns);
+	} while (rc == -EINTR && kvt_now_ns() < deadline_ns);
 	if (rc == -EAGAIN || rc == -EINTR)
 		rc = -ETIMEDOUT;
 	if (rc == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) != 0)

@@ -203,7 +203,7 @@ int kvt_feed_snapshot_step(struct kvt_feed *feed, uint32_t steps)
 static int settle(struct kvt_feed *feed, int64_t *until_ns)
 {
 	const struct timespec pause = { .tv_nsec = SETTLE_NS };
-	int64_t now_ns = kvt_client_now_ns(), timeout_ns = feed->client->timeout_ns;
+	int64_t now_ns = kvt_now_ns(), timeout_ns = feed->client->timeout_ns;
 
 	if (*until_ns == 0)
 		*until_ns = timeout_ns > 0 ? now_ns + timeout_ns : INT64_MAX;

@@ -24,7 +24,7 @@
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/pool.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 
 #define QUIET_NS 1000000000ll /* not asked for so long */
 #define LOAD_MS 1000u         /* for any load, beside a part for its length */
@@ -96,7 +96,7 @@ static void disconnect(const struct kvt_client *client, struct kvt_store_end *en
 	end->fd = -1;
 	end->keys = NULL;
 	end->misses = 0;
-	end->quiet_until_ns = kvt_client_now_ns() + QUIET_NS;
+	end->quiet_until_ns = kvt_now_ns() + QUIET_NS;
 	for (uint32_t i = 0; i < KVT_STORE_OPEN; i++) {
 		struct ask *ask = &end->asks[i];
 
@@ -211,7 +211,7 @@ static void receive_all(const struct kvt_client *client, struct kvt_store_end *e
 static bool wait_for_message(const struct kvt_store_end *end, int64_t until_ns)
 {
 	struct pollfd wait = { .fd = end->fd, .events = POLLIN };
-	int64_t left_ns = until_ns - kvt_client_now_ns();
+	int64_t left_ns = until_ns - kvt_now_ns();
 	struct timespec left = { .tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000 };
 	int n;
 
@@ -227,7 +227,7 @@ static void missed(struct kvt_store_end *end)
 	if (++end->misses < MISSES)
 		return;
 	end->misses = 0;
-	end->quiet_until_ns = kvt_client_now_ns() + QUIET_NS;
+	end->quiet_until_ns = kvt_now_ns() + QUIET_NS;
 }
 
 /* Stop waiting for an answer. */
@@ -242,7 +242,7 @@ static void abandon(struct kvt_store_end *end, struct ask *ask)
 /* Be connected and welcomed. False: there is no store, or not now. */
 static bool ready(const struct kvt_client *client, struct kvt_store_end *end, int64_t until_ns)
 {
-	if (end->quiet_until_ns && kvt_client_now_ns() < end->quiet_until_ns)
+	if (end->quiet_until_ns && kvt_now_ns() < end->quiet_until_ns)
 		return false;
 	if (end->fd < 0) {
 		end->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -391,7 +391,7 @@ int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin)
 
 	if (rc != 0 || !client->store)
 		return rc;
-	return ask_for(client, begin, kvt_client_now_ns() + client->store->wait_ns, &ask);
+	return ask_for(client, begin, kvt_now_ns() + client->store->wait_ns, &ask);
 }
 
 int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
@@ -404,7 +404,7 @@ int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
 	if (rc != 0 || !end)
 		return rc;
 	receive_all(client, end);
-	now_ns = kvt_client_now_ns();
+	now_ns = kvt_now_ns();
 	for (uint32_t i = 0; i < KVT_STORE_OPEN; i++) {
 		struct ask *ask = &end->asks[i];
 
@@ -431,7 +431,7 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 		return 0;
 	if (client->timeout_ns > 0 && client->timeout_ns / 4 < wait_ns)
 		wait_ns = client->timeout_ns / 4;
-	until_ns = kvt_client_now_ns() + wait_ns;
+	until_ns = kvt_now_ns() + wait_ns;
 	if (ask_for(client, begin, until_ns, &ask) != 1)
 		return 0;
 	do

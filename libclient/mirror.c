@@ -164,7 +164,7 @@ static int wait_for(struct kvt_client *client, struct kvt_wait *wait, uint32_t *
 			return 0;
 		kvt_cpu_relax();
 	}
-	now_ns = kvt_client_now_ns();
+	now_ns = kvt_now_ns();
 	if (!wait->started) {
 		wait->started = true;
 		wait->deadline_ns = client->timeout_ns > 0 ? now_ns + client->timeout_ns :

@@ -284,7 +284,7 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 
 static int64_t control_deadline(const struct kvt_client *client)
 {
-	return client->timeout_ns > 0 ? kvt_client_now_ns() + client->timeout_ns : INT64_MAX;
+	return client->timeout_ns > 0 ? kvt_now_ns() + client->timeout_ns : INT64_MAX;
 }
 
 /* Also check `gone`: if the socket was full, there is no GOODBYE. */
@@ -296,7 +296,7 @@ static int receive_answer(struct kvt_client *client, int *ret_fds, unsigned int 
 	int rc;
 
 	do {
-		look_ns = kvt_client_now_ns() + GONE_LOOK_NS;
+		look_ns = kvt_now_ns() + GONE_LOOK_NS;
 		look_ns = look_ns < deadline_ns ? look_ns : deadline_ns;
 		*n_fds = 0;
 		rc = kvt_control_receive(client->control, client->packet, KVT_MESSAGE_MAX, ret_fds,

@@ -21,7 +21,7 @@
  */
 static uint64_t expiry_clock(const struct kvt_client *client)
 {
-	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_client_now_ns();
+	return client->info.test_clock ? UINT64_MAX : (uint64_t)kvt_now_ns();
 }
 
 /* Shorten a request to what follows `start`. False: unchanged, `start` does not fit it. */
@@ -53,7 +53,7 @@ static bool shorten(const struct kvt_client *client, struct kvt_request *request
 /* What is left of a wait of `ttl_ms` that began at `begun_ns`: at least 1 ms, 0 if 0. */
 static uint32_t time_left_ms(uint32_t ttl_ms, int64_t begun_ns)
 {
-	int64_t waited_ms = ttl_ms ? (kvt_client_now_ns() - begun_ns) / 1000000 : 0;
+	int64_t waited_ms = ttl_ms ? (kvt_now_ns() - begun_ns) / 1000000 : 0;
 
 	return waited_ms < ttl_ms ? ttl_ms - (uint32_t)waited_ms : !!ttl_ms;
 }
@@ -71,7 +71,7 @@ int kvt_client_call_known(struct kvt_client *client, const struct kvt_request *r
 		return rc;
 	given = shorten_to(&rest, start);
 	shorter = given || shorten(client, &rest);
-	begun_ns = shorter && request->ttl_ms ? kvt_client_now_ns() : 0;
+	begun_ns = shorter && request->ttl_ms ? kvt_now_ns() : 0;
 	while ((rc = kvt_client_call_within(client, &rest, &wait, NULL, ret_result)) == -ESTALE &&
 	       shorter && client->error.reason == KVT_REASON_HANDLE_STALE) {
 		rest = *request;

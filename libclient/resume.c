@@ -10,8 +10,8 @@
 #include "libclient/fail.h"
 #include "libclient/resume.h"
 #include "libclient/steps.h"
-#include "libclient/wait.h"
 #include "libclient/welcome.h"
+#include "shm/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +36,7 @@ void kvt_client_hung_up(struct kvt_client *client)
 				"the daemon is gone: connect again when it is back");
 		return;
 	}
-	client->broken_ns = kvt_client_now_ns();
+	client->broken_ns = kvt_now_ns();
 	client->tried_ns = 0;
 }
 
@@ -147,7 +147,7 @@ void kvt_client_look_for_successor(struct kvt_client *client)
 
 	if (!client->broken_ns || client->dead)
 		return;
-	now_ns = kvt_client_now_ns();
+	now_ns = kvt_now_ns();
 	if (now_ns - client->tried_ns >= KVT_SUCCESSOR_POLL_NS)
 		look_once(client, now_ns, now_ns + ANSWER_NS);
 }
@@ -157,7 +157,7 @@ int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns)
 	const struct timespec pause = { .tv_nsec = KVT_SUCCESSOR_POLL_NS };
 
 	while (client->broken_ns && !client->dead) {
-		int64_t now_ns = kvt_client_now_ns();
+		int64_t now_ns = kvt_now_ns();
 
 		if (now_ns >= deadline_ns)
 			return -ETIMEDOUT;

@@ -111,7 +111,7 @@ static int64_t sleep_until(const struct kvt_client *client, const struct kvt_wai
 
 	if (!client->broken_ns)
 		return wait->deadline_ns;
-	soon_ns = kvt_client_now_ns() + KVT_SUCCESSOR_POLL_NS;
+	soon_ns = kvt_now_ns() + KVT_SUCCESSOR_POLL_NS;
 	return soon_ns < wait->deadline_ns ? soon_ns : wait->deadline_ns;
 }
 
@@ -145,7 +145,7 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 	kvt_fence_full();
 	if (kvt_ring_cq_ready(&client->ring) == 0) {
 		kvt_client_step(client, KVT_STEP_BEFORE_SLEEP);
-		before_ns = kvt_client_now_ns();
+		before_ns = kvt_now_ns();
 		if (left != INT64_MAX)
 			left = left > before_ns ? left - before_ns : 0;
 		timeout.tv_sec = left / 1000000000;
@@ -153,7 +153,7 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 		n = ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
 		if (n > 0 && fds[0].revents) {
 			kvt_client_drain(client);
-			adapt_spinning(client, kvt_client_now_ns() - before_ns);
+			adapt_spinning(client, kvt_now_ns() - before_ns);
 		}
 		if ((n > 0 && fds[1].revents) || client->broken_ns)
 			kvt_client_look(client);
@@ -168,7 +168,7 @@ static __attribute__((noinline)) int wait_slowly(struct kvt_client *client,
 {
 	KVT_ASSERT(client->has_session);
 	for (;;) {
-		int64_t now_ns = kvt_client_now_ns();
+		int64_t now_ns = kvt_now_ns();
 
 		if (!wait->started)
 			start_wait(client, wait, now_ns);

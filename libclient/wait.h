@@ -3,6 +3,7 @@
 #define KVT_CLIENT_WAIT_H
 
 #include "libclient/state.h"
+#include "shm/clock.h"
 
 /** The limits of one blocking call, set when it first reads the clock. */
 struct kvt_wait {
@@ -12,7 +13,6 @@ struct kvt_wait {
 	bool started;
 };
 
-int64_t kvt_client_now_ns(void);
 /** Wait until the CQ holds something. -ETIMEDOUT, -ECONNRESET (also kvt_client.dead). */
 int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
 /** Empty the completion descriptor, so that the next sleep sleeps. */

@@ -57,10 +57,10 @@ static int measure(struct bench *bench, const char *name, const char *floor_is, 
 	int rc = 0;
 
 	for (uint32_t i = 0; i < 2 * TURNS && rc == 0; i++) {
-		int64_t begun_ns = kvt_tool_now_ns();
+		int64_t begun_ns = kvt_now_ns();
 
 		rc = (i % 2 ? floor : figure)(bench);
-		seconds[i % 2][i / 2] = (double)(kvt_tool_now_ns() - begun_ns) / 1e9;
+		seconds[i % 2][i / 2] = (double)(kvt_now_ns() - begun_ns) / 1e9;
 		bench->first += i % 2 ? bench->n : 0;
 	}
 	if (rc != 0)

@@ -22,9 +22,9 @@
 #include "kvtrunk_sequences.h"
 #include "kvtrunk_wire_store.h"
 #include "shm/assert.h"
+#include "shm/clock.h"
 #include "store/point.h"
 #include "store/store.h"
-#include "tools/util.h"
 
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
 #define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
@@ -573,7 +573,7 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 	load->at++;
 	store->loads.n_pages--;
 	store->loads.loaded++;
-	store->loads.last_ns = (uint64_t)kvt_tool_now_ns();
+	store->loads.last_ns = (uint64_t)kvt_now_ns();
 	store->loads.last_computed = store->tier.computed;
 	return 0;
 }
@@ -603,7 +603,7 @@ static uint32_t next_page(const struct kvt_load *load)
 static bool advance(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t to_page = next_page(load);
-	uint64_t begun_ns = (uint64_t)kvt_tool_now_ns();
+	uint64_t begun_ns = (uint64_t)kvt_now_ns();
 	bool wanted = to_page != 0;
 	int there = wanted ? bring(store, load) : 0, rc = 0;
 
@@ -620,7 +620,7 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 	/* A mean over about eight pages. */
 	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;
 	load->waits_ns = 0;
-	store->loads.page_ns += ((uint64_t)kvt_tool_now_ns() - begun_ns) / 8 -
+	store->loads.page_ns += ((uint64_t)kvt_now_ns() - begun_ns) / 8 -
 				store->loads.page_ns / 8;
 	if (rc != 0 || there < 0 || pages_left(load) == 0)
 		end(store, load, true);

@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "shm/commit.h"
 #include "store/device.h"
@@ -331,7 +330,7 @@ int main(int argc, char **argv)
 	struct kvt_error why = { .code = 0 };
 	struct kvt_server server;
 	struct kvt_store store = {
-		.started_ns = (uint64_t)kvt_tool_now_ns(),
+		.started_ns = (uint64_t)kvt_now_ns(),
 		.options = {
 			.ram_bytes = DEFAULT_RAM_BYTES,
 			.min_positions = DEFAULT_MIN_POSITIONS,

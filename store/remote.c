@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "daemon/keep/backoff.h"
+#include "shm/clock.h"
 #include "store/remote.h"
-#include "tools/util.h"
 
 #define READS 32u /* of KVT_COMING_MOST: a helper that hangs leaves room for other tiers */
 #define KNOWN_SETS 8192u
@@ -435,7 +435,7 @@ bool kvt_remote_turn(struct kvt_remote *remote)
 
 	if (!remote)
 		return false;
-	remote->now_ns = (uint64_t)kvt_tool_now_ns();
+	remote->now_ns = (uint64_t)kvt_now_ns();
 	any = take_answers(remote);
 	if (remote->get_ns && remote->now_ns > remote->get_ns + KVT_REMOTE_LATE_NS &&
 	    remote->now_ns >= remote->closed_until_ns)

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
+#include "shm/clock.h"
 #include "shm/racy.h"
 #include "store/serve.h"
-#include "tools/util.h"
 
 #define BACKLOG 64
 #define PARKED_MOST 64u /* each has its keys */
@@ -362,7 +362,7 @@ static bool park(struct kvt_server *server, struct kvt_peer *peer,
 	if (!parked)
 		return false;
 	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask,
-				       .until_ns = (uint64_t)kvt_tool_now_ns() +
+				       .until_ns = (uint64_t)kvt_now_ns() +
 						   store->options.remote.wait_ns };
 	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
 	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
@@ -383,7 +383,7 @@ static void answer_parked(struct kvt_server *server)
 {
 	struct kvt_parked **at = &server->parked;
 	struct kvt_store *store = server->store;
-	uint64_t now = (uint64_t)kvt_tool_now_ns();
+	uint64_t now = (uint64_t)kvt_now_ns();
 
 	while (*at) {
 		struct kvt_parked *parked = *at;
@@ -408,7 +408,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	struct kvt_file_counts file = kvt_file_count(store->file);
 	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
 	struct kvt_siblings_counts siblings = kvt_siblings_count(&store->siblings);
-	uint64_t now = (uint64_t)kvt_tool_now_ns();
+	uint64_t now = (uint64_t)kvt_now_ns();
 
 	return (struct kvt_store_status){
 		.connected = store->client != NULL,

@@ -6,6 +6,7 @@
  * daemon, or its pool is read anew, end at once, as bad ones. What both threads touch is atomic, or
  * a message of a pipe. Called by session.c and serve.c, and by the tier.
  */
+#include "shm/clock.h"
 #include "store/sibling.h"
 
 #include <errno.h>
@@ -24,7 +25,6 @@
 #include "store/attach.h"
 #include "store/names.h"
 #include "store/why.h"
-#include "tools/util.h"
 
 #define BATCH 8u /* reads that are judged together */
 #define POLL_MOST_MS 20
@@ -174,7 +174,7 @@ static int receive(struct kvt_sibling *sibling, int wait_ms, struct request *ret
 /* End all reads as bad ones, also those of the next milliseconds. 0; -ESHUTDOWN. */
 static int refuse(struct kvt_sibling *sibling, uint64_t ms)
 {
-	uint64_t now_ms = (uint64_t)kvt_tool_now_ns() / 1000000, until_ms = now_ms + ms;
+	uint64_t now_ms = (uint64_t)kvt_now_ns() / 1000000, until_ms = now_ms + ms;
 	struct request requests[BATCH];
 	int n;
 
@@ -182,7 +182,7 @@ static int refuse(struct kvt_sibling *sibling, uint64_t ms)
 		n = receive(sibling, now_ms < until_ms ? (int)(until_ms - now_ms) : 0, requests);
 		for (int i = 0; i < n; i++)
 			end_read(sibling, requests[i].entry, false);
-		now_ms = (uint64_t)kvt_tool_now_ns() / 1000000;
+		now_ms = (uint64_t)kvt_now_ns() / 1000000;
 	} while (n > 0 || (n == 0 && now_ms < until_ms));
 	return n;
 }

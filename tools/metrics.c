@@ -169,7 +169,7 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 {
 	struct kvt_admin_status status;
 	struct kvt_client *client;
-	int64_t until_ns = kvt_tool_now_ns() + timeout_ns;
+	int64_t until_ns = kvt_now_ns() + timeout_ns;
 	int rc = kvt_observe(socket_path, "metrics", timeout_ns, &client, ret_error);
 
 	if (rc)
@@ -179,6 +179,6 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 		kvt_metrics_print(text, &status);
 	kvt_client_abandon(client);
 	if (rc == 0)
-		kvt_metrics_print_store(text, socket_path, until_ns - kvt_tool_now_ns());
+		kvt_metrics_print_store(text, socket_path, until_ns - kvt_now_ns());
 	return rc;
 }

@@ -128,7 +128,7 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 
 static unsigned int seconds_until(int64_t then_ns)
 {
-	int64_t left = then_ns - kvt_tool_now_ns();
+	int64_t left = then_ns - kvt_now_ns();
 
 	return left <= 0 ? 1 : (unsigned int)(left / 1000000000 + 1);
 }
@@ -151,7 +151,7 @@ static void come_or_go(void *context, struct MHD_Connection *connection, void **
 	}
 	if (*server->unix_path)
 		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, kvt_tool_now_ns());
+	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, kvt_now_ns());
 	/* Makes the main thread set the next deadline. */
 	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
 		alarm(1);
@@ -163,9 +163,9 @@ static void serve_until(const sigset_t *signals, struct server *server)
 	int number;
 
 	do {
-		int64_t due = kvt_page_http_sample(&server->page, kvt_tool_now_ns());
+		int64_t due = kvt_page_http_sample(&server->page, kvt_now_ns());
 		struct timespec wait = { .tv_sec = seconds_until(due) };
-		int64_t next = kvt_visitors_expire(&server->visitors, kvt_tool_now_ns());
+		int64_t next = kvt_visitors_expire(&server->visitors, kvt_now_ns());
 
 		if (next != INT64_MAX)
 			alarm(seconds_until(next));

@@ -59,7 +59,7 @@ struct source {
 /* Give the next request the time that is left. */
 static int source_hurry(struct source *source)
 {
-	int64_t left_ns = source->deadline_ns - kvt_tool_now_ns();
+	int64_t left_ns = source->deadline_ns - kvt_now_ns();
 
 	if (left_ns > 0) {
 		kvt_client_set_timeout(source->client, left_ns);
@@ -76,7 +76,7 @@ static int source_open(struct source *source, const struct kvt_page *page,
 {
 	int rc;
 
-	*source = (struct source){ .deadline_ns = kvt_tool_now_ns() + page->timeout_ns };
+	*source = (struct source){ .deadline_ns = kvt_now_ns() + page->timeout_ns };
 	rc = kvt_observe(page->socket_path, "page", page->timeout_ns, &source->client,
 			 &source->error);
 	if (rc)

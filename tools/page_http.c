@@ -88,7 +88,7 @@ static void show(struct kvt_page_view *view, const char *type, struct kvt_text *
 /* Ask the daemon, if the last answer is old. */
 static void refresh(struct kvt_page_http *http, struct kvt_page_view *view)
 {
-	int64_t began_ns = kvt_tool_now_ns(), took_ns;
+	int64_t began_ns = kvt_now_ns(), took_ns;
 	struct kvt_text text = { 0 };
 
 	if (view->response &&
@@ -100,7 +100,7 @@ static void refresh(struct kvt_page_http *http, struct kvt_page_view *view)
 	} else if (kvt_page_print_tree(&http->page, began_ns, &text)) {
 		show(view, "application/octet-stream", &text);
 	}
-	took_ns = kvt_tool_now_ns() - began_ns;
+	took_ns = kvt_now_ns() - began_ns;
 	view->fresh_until_ns = began_ns + took_ns + FRESH_NS;
 	if (view == &http->tree && http->page.tree_version && took_ns * TREE_SHARE > FRESH_NS)
 		view->fresh_until_ns = began_ns + took_ns * TREE_SHARE;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "shm/clock.h"
 #include "tools/progress.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include "tools/util.h"
 
 #define SILENT_NS 2000000000ll
 #define TERMINAL_NS 200000000ll
@@ -15,7 +15,7 @@
 void kvt_progress_begin(struct kvt_progress_line *line, bool eager)
 {
 	bool terminal = isatty(STDERR_FILENO);
-	int64_t now = kvt_tool_now_ns();
+	int64_t now = kvt_now_ns();
 
 	*line = (struct kvt_progress_line){
 		.start_ns = now, .due_ns = now + (eager ? 0 : SILENT_NS), .terminal = terminal,
@@ -25,7 +25,7 @@ void kvt_progress_begin(struct kvt_progress_line *line, bool eager)
 
 bool kvt_progress_due(struct kvt_progress_line *line)
 {
-	int64_t now = kvt_tool_now_ns();
+	int64_t now = kvt_now_ns();
 
 	if (now < line->due_ns)
 		return false;
@@ -35,7 +35,7 @@ bool kvt_progress_due(struct kvt_progress_line *line)
 
 double kvt_progress_seconds(const struct kvt_progress_line *line)
 {
-	return (double)(kvt_tool_now_ns() - line->start_ns) / 1e9;
+	return (double)(kvt_now_ns() - line->start_ns) / 1e9;
 }
 
 void kvt_progress_print(struct kvt_progress_line *line, const char *format, ...)

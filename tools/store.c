@@ -65,7 +65,7 @@ static int receive(int fd, uint16_t type, void *to, size_t bytes, int64_t until_
 {
 	struct pollfd wait = { .fd = fd, .events = POLLIN };
 	const struct kvt_message *head = to;
-	int64_t left_ns = until_ns - kvt_tool_now_ns();
+	int64_t left_ns = until_ns - kvt_now_ns();
 	ssize_t n;
 
 	if (left_ns <= 0 || poll(&wait, 1, (int)(left_ns / 1000000 + 1)) == 0)
@@ -98,7 +98,7 @@ int kvt_store_ask(const char *path, uint16_t type, int64_t timeout_ns,
 		  struct kvt_store_seen *ret_seen, struct kvt_error *why)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int64_t until_ns = kvt_tool_now_ns() + timeout_ns;
+	int64_t until_ns = kvt_now_ns() + timeout_ns;
 	int fd, rc;
 
 	if (strlen(path) >= sizeof(address.sun_path))

@@ -11,7 +11,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kvtrunk_keys.h"
 
@@ -38,14 +37,6 @@ char *kvt_tool_copy(const char *text, size_t bytes)
 	memcpy(copy, text, bytes);
 	copy[bytes] = '\0';
 	return copy;
-}
-
-int64_t kvt_tool_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
 static volatile sig_atomic_t interrupted;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "kvtrunk_wire.h"
+#include "shm/clock.h"
 
 /** Exit codes of every kvtctl command. */
 enum kvt_exit {
@@ -27,8 +28,6 @@ enum kvt_exit {
 /** realloc() n elements, or exit with a message. Never NULL for n > 0. */
 void *kvt_tool_grow(void *old, size_t n, size_t element_bytes);
 char *kvt_tool_copy(const char *text, size_t bytes);
-/** The monotonic clock. */
-int64_t kvt_tool_now_ns(void);
 /** From now on SIGINT and SIGTERM only interrupt sleeps, and are told by kvt_interrupted(). */
 void kvt_catch_interrupts(void);
 bool kvt_interrupted(void);

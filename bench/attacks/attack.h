@@ -27,6 +27,7 @@
 #include "kvtrunk.h"
 #include "libclient/state.h"
 #include "lab/daemon.h"
+#include "shm/clock.h"
 
 #define ATTACKER_UID 65534
 #define INNOCENT_UID 65533
@@ -107,7 +108,6 @@ extern const unsigned int n_attacks;
 
 /* ---- process.c */
 
-uint64_t attack_now_ns(void);
 /** In a forked process: take the uid if this is root, and die with the parent. */
 void attack_become(uid_t uid, pid_t parent);
 /** Map zeroed memory that forked processes share. */

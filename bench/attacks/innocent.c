@@ -98,7 +98,7 @@ static __attribute__((format(printf, 2, 3))) void complain(struct report *report
 
 static uint32_t since(uint64_t begin_ns)
 {
-	uint64_t ns = attack_now_ns() - begin_ns;
+	uint64_t ns = kvt_now_ns() - begin_ns;
 
 	return ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
 }
@@ -163,7 +163,7 @@ static bool begin(struct worker *worker, const uint32_t *keys, uint32_t n,
 		  struct kvt_seq **ret_seq)
 {
 	uint32_t phase = kvt_load_relaxed(&worker->report->phase), reusable;
-	uint64_t start = attack_now_ns();
+	uint64_t start = kvt_now_ns();
 	int error = kvt_seq_begin(worker->client, worker->namespace_id, keys, n,
 				  ATTACK_PAGE_SIZE, 0, ret_seq);
 
@@ -181,7 +181,7 @@ static bool begin(struct worker *worker, const uint32_t *keys, uint32_t n,
 static void commit(struct worker *worker, struct kvt_seq *seq, const uint32_t *keys, uint32_t n)
 {
 	uint32_t phase = kvt_load_relaxed(&worker->report->phase);
-	uint64_t start = attack_now_ns();
+	uint64_t start = kvt_now_ns();
 	int error = kvt_seq_commit(seq, n, NULL, 0, KVT_IDLE, 0);
 
 	note(worker, phase, start);
@@ -194,7 +194,7 @@ static void commit(struct worker *worker, struct kvt_seq *seq, const uint32_t *k
 static void end(struct worker *worker, struct kvt_seq *seq)
 {
 	uint32_t phase = kvt_load_relaxed(&worker->report->phase);
-	uint64_t start = attack_now_ns();
+	uint64_t start = kvt_now_ns();
 	int error = kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0);
 
 	note(worker, phase, start);
@@ -222,7 +222,7 @@ static struct kvt_client *come(struct worker *worker, uint32_t flags)
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct report *report = worker->report;
 	uint32_t phase = kvt_load_relaxed(&report->phase);
-	uint64_t start = attack_now_ns();
+	uint64_t start = kvt_now_ns();
 	struct kvt_client *client;
 	struct kvt_error error;
 
@@ -244,7 +244,7 @@ static struct kvt_client *come(struct worker *worker, uint32_t flags)
 
 static void newcomer(struct worker *worker)
 {
-	const uint64_t digest[2] = { 2, attack_now_ns() }; /* new each time */
+	const uint64_t digest[2] = { 2, kvt_now_ns() }; /* new each time */
 	struct kvt_seq *seq;
 	uint32_t keys[64];
 
@@ -313,13 +313,13 @@ static void scrape(struct worker *worker)
 static void visit(struct worker *worker)
 {
 	struct attack_figures *at = figures(worker->report);
-	uint64_t start = attack_now_ns(), ns;
+	uint64_t start = kvt_now_ns(), ns;
 
 	newcomer(worker);
 	observer(worker);
 	if (worker->metrics_port)
 		scrape(worker);
-	ns = attack_now_ns() - start;
+	ns = kvt_now_ns() - start;
 	at->visit_max = ns > at->visit_max ? ns : at->visit_max;
 	kvt_add_full(&at->visits, 1);
 }
@@ -421,7 +421,7 @@ struct attack_client *attack_client_start(const struct attack_options *options,
 	if (!client)
 		return NULL;
 	worker.report = client->report = attack_shared(sizeof(*client->report));
-	client->report->began_ns[ATTACK_ALONE] = attack_now_ns();
+	client->report->began_ns[ATTACK_ALONE] = kvt_now_ns();
 	client->ends[NEWCOMER].fd = -1;
 	start(client, SESSION, options, &worker);
 	while (!kvt_load_acquire(&client->report->up) && attack_client_wait(client))
@@ -438,7 +438,7 @@ bool attack_client_wait(struct attack_client *client)
 
 void attack_client_phase(struct attack_client *client, enum attack_phase phase)
 {
-	uint64_t now = attack_now_ns();
+	uint64_t now = kvt_now_ns();
 
 	client->report->ended_ns[client->report->phase] = now;
 	client->report->began_ns[phase] = now;
@@ -504,7 +504,7 @@ void attack_client_stop(struct attack_client *client, struct attack_result *resu
 {
 	kvt_store_release(&client->report->stop, 1);
 	await_end(client, SESSION);
-	client->report->ended_ns[client->report->phase] = attack_now_ns();
+	client->report->ended_ns[client->report->phase] = kvt_now_ns();
 	await_end(client, NEWCOMER);
 	summarize(client->report, result);
 	munmap(client->report, sizeof(*client->report));

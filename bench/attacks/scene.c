@@ -237,7 +237,7 @@ static void stop_attacker(struct scene *scene)
 static bool phase(struct scene *scene, enum attack_phase which)
 {
 	const struct attack_options *options = scene->options;
-	uint64_t begin = attack_now_ns(), cycle_ns = begin, visit_ns = begin, now;
+	uint64_t begin = kvt_now_ns(), cycle_ns = begin, visit_ns = begin, now;
 	struct attack_done done, seen = { 0 };
 
 	attack_client_phase(scene->client, which);
@@ -245,7 +245,7 @@ static bool phase(struct scene *scene, enum attack_phase which)
 		if (!attack_client_wait(scene->client))
 			return false;
 		done = attack_client_done(scene->client);
-		now = attack_now_ns();
+		now = kvt_now_ns();
 		cycle_ns = done.cycles != seen.cycles ? now : cycle_ns;
 		visit_ns = done.visits != seen.visits ? now : visit_ns;
 		seen = done;
@@ -262,10 +262,10 @@ static bool phase(struct scene *scene, enum attack_phase which)
 /* Wait until `*word` is at least `least`; false when that takes too long. */
 static bool await(struct scene *scene, const uint32_t *word, uint32_t least)
 {
-	uint64_t begin = attack_now_ns();
+	uint64_t begin = kvt_now_ns();
 
 	while (kvt_load_acquire(word) < least)
-		if (!attack_client_wait(scene->client) || attack_now_ns() - begin > LAND_NS)
+		if (!attack_client_wait(scene->client) || kvt_now_ns() - begin > LAND_NS)
 			return false;
 	return true;
 }
@@ -302,12 +302,12 @@ static void settle(struct scene *scene, uint64_t sessions)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_SETTLED }, audit = { 0 };
 	struct kvt_client *client = look(scene);
-	uint64_t begin = attack_now_ns();
+	uint64_t begin = kvt_now_ns();
 	struct kvt_admin_status status = { 0 };
 	char text[4096] = "";
 	bool settled = false;
 
-	while (client && !settled && attack_now_ns() - begin < SETTLE_NS) {
+	while (client && !settled && kvt_now_ns() - begin < SETTLE_NS) {
 		request.what = KVT_ADMIN_SETTLED;
 		if (kvt_admin(client, &request, NULL, 0, &status, sizeof(status)) != 1)
 			break;

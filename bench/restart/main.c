@@ -21,6 +21,7 @@
 #include "kvtrunk_wire.h"
 #include "shm/atomic.h"
 #include "lab/daemon.h"
+#include "shm/clock.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */
@@ -46,14 +47,6 @@ __attribute__((noreturn, format(printf, 1, 2))) static void die(const char *form
 	if (daemon_.pid)
 		kvt_own_daemon_stop(&daemon_);
 	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
 static int compare(const void *a, const void *b)
@@ -186,12 +179,12 @@ static pid_t start_prober(struct prober *prober)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	client = connect_to();
 	for (;;) {
-		uint64_t before = now_ns(), took;
+		uint64_t before = kvt_now_ns(), took;
 		struct kvt_counters counters;
 
 		if (kvt_stats(client, &counters) != 0)
 			die("%s", kvt_client_error(client)->text);
-		took = now_ns() - before;
+		took = kvt_now_ns() - before;
 		if (took > kvt_load_relaxed(&prober->longest_ns))
 			kvt_store_relaxed(&prober->longest_ns, took);
 		kvt_add_full(&prober->answers, 1);
@@ -239,7 +232,7 @@ static uint64_t gap_of(struct kvt_client *client, struct prober *prober, enum ho
  * ledger once. */
 static uint64_t floor_of(uint64_t bytes, const uint64_t *memory)
 {
-	uint64_t before = now_ns(), sum = 0;
+	uint64_t before = kvt_now_ns(), sum = 0;
 	pid_t pid = fork();
 	int status;
 
@@ -254,7 +247,7 @@ static uint64_t floor_of(uint64_t bytes, const uint64_t *memory)
 		die("cannot run %s", program);
 	for (uint64_t i = 0; i < bytes / sizeof(*memory); i++)
 		sum += memory[i];
-	before = now_ns() - before;
+	before = kvt_now_ns() - before;
 	kvt_store_relaxed((uint64_t *)(uintptr_t)&memory[0], sum);
 	return before;
 }

@@ -87,7 +87,7 @@ static void start_child(struct kvt_supervisor *supervisor)
 		become_child(supervisor, parent);
 	if (pid < 0) {
 		kvt_log(KVT_LOG_ERROR, "fork_failed", "error=\"%s\"", strerror(errno));
-		supervisor->start_at_ns = kvt_supervisor_now_ns() + LONGEST_PAUSE_NS;
+		supervisor->start_at_ns = kvt_now_ns() + LONGEST_PAUSE_NS;
 		return;
 	}
 	supervisor->child = pid;
@@ -115,12 +115,12 @@ static void take_line(struct kvt_supervisor *supervisor, const char *line, bool 
 		supervisor->ready = true;
 		supervisor->unready = supervisor->crashed = supervisor->cold = 0;
 		kvt_background_ready(&supervisor->detach_ready);
-		supervisor->ready_ns = kvt_supervisor_now_ns();
+		supervisor->ready_ns = kvt_now_ns();
 		supervisor->fed_ns = supervisor->ready_ns;
 		if (supervisor->upgrade.stage == KVT_UPGRADE_TRYING)
 			kvt_upgrade_end(supervisor, "");
 	} else if (strcmp(line, "WATCHDOG=1") == 0) {
-		supervisor->fed_ns = kvt_supervisor_now_ns();
+		supervisor->fed_ns = kvt_now_ns();
 	}
 	/* Do not forward MAINPID: for systemd we are the main process. STATUS and WATCHDOG may be
 	 * lost, because they repeat. */
@@ -284,7 +284,7 @@ static bool start_failed(struct kvt_supervisor *supervisor, int status, const ch
 static int child_ended(struct kvt_supervisor *supervisor, int status)
 {
 	int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
-	uint64_t now = kvt_supervisor_now_ns();
+	uint64_t now = kvt_now_ns();
 	char how[64];
 
 	KVT_ASSERT(supervisor->child > 0 && (WIFEXITED(status) || WIFSIGNALED(status)));
@@ -340,7 +340,7 @@ static void try_now(struct kvt_supervisor *supervisor)
 		kvt_program_close(&supervisor->program);
 		supervisor->program = fresh;
 	}
-	supervisor->start_at_ns = kvt_supervisor_now_ns();
+	supervisor->start_at_ns = kvt_now_ns();
 }
 
 static int take_signal(struct kvt_supervisor *supervisor, int number)
@@ -397,7 +397,7 @@ static uint64_t watch(struct kvt_supervisor *supervisor, uint64_t now)
 
 static int timeout_ms(struct kvt_supervisor *supervisor)
 {
-	uint64_t now = kvt_supervisor_now_ns(), due = watch(supervisor, now);
+	uint64_t now = kvt_now_ns(), due = watch(supervisor, now);
 	uint64_t other = kvt_upgrade_watch(supervisor, now);
 
 	due = other < due ? other : due;
@@ -428,7 +428,7 @@ static int supervise(struct kvt_supervisor *supervisor)
 		       read(supervisor->signal_fd, &info, sizeof(info)) == sizeof(info))
 			code = take_signal(supervisor, (int)info.ssi_signo);
 		if (code < 0 && !supervisor->child &&
-		    kvt_supervisor_now_ns() >= supervisor->start_at_ns)
+		    (uint64_t)kvt_now_ns() >= supervisor->start_at_ns)
 			start_child(supervisor);
 	}
 	return code;

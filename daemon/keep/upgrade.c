@@ -86,7 +86,7 @@ static void begin_trial(struct kvt_supervisor *supervisor)
 {
 	swap_programs(supervisor);
 	supervisor->upgrade.stage = KVT_UPGRADE_TRYING;
-	supervisor->upgrade.due_ns = kvt_supervisor_now_ns() + (supervisor->watchdog_ns ?
+	supervisor->upgrade.due_ns = kvt_now_ns() + (supervisor->watchdog_ns ?
 						supervisor->watchdog_ns : READY_PATIENCE_NS);
 }
 

@@ -12,12 +12,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <time.h>
 
 #include "daemon/keep/fdstore.h"
 #include "daemon/keep/notify.h"
 #include "daemon/keep/program.h"
 #include "daemon/setup/config.h"
+#include "shm/clock.h"
 
 enum kvt_upgrade_stage {
 	KVT_UPGRADE_NONE,
@@ -77,13 +77,5 @@ uint64_t kvt_upgrade_watch(struct kvt_supervisor *supervisor, uint64_t now);
 /** In a forked process: have that signal sent when `parent` exits, and restore the first signal
  * mask. */
 void kvt_supervisor_bind(const struct kvt_supervisor *supervisor, pid_t parent, int signal_number);
-
-static inline uint64_t kvt_supervisor_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 #endif

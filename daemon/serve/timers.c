@@ -17,7 +17,6 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/serve/accept.h"
@@ -28,6 +27,7 @@
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
 #include "shm/assert.h"
+#include "shm/clock.h"
 
 #define STATUS_INTERVAL_NS 2000000000ull
 #define OWED_INTERVAL_NS 10000000ull /* between retries after the manager's queue was full */
@@ -189,13 +189,10 @@ static void reload(struct kvt_daemon *daemon)
 {
 	char why[KVT_WHY_BYTES], changed[KVT_WHY_BYTES], fixed[KVT_WHY_BYTES];
 	struct kvt_config fresh;
-	struct timespec now;
 	int command;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	kvt_notify_tell(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%llu\n",
-			(unsigned long long)now.tv_sec * 1000000ull +
-				(unsigned long long)now.tv_nsec / 1000);
+	kvt_notify_tell(&daemon->notify, "RELOADING=1\nMONOTONIC_USEC=%lld\n",
+			(long long)kvt_now_ns() / 1000);
 	command = kvt_config_parse(&fresh, daemon->argc, daemon->argv, why);
 	if (command < 0) {
 		kvt_log(KVT_LOG_ERROR, "reload_failed", "why=\"%s\" effect=\"the old options "

@@ -103,7 +103,7 @@ static bool await_service(struct chaos *chaos, pid_t old, int64_t from_ns)
 static bool end_daemon(struct chaos *chaos, int signal_number, bool stop_first)
 {
 	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
-	int64_t from_ns = kvt_replay_now_ns();
+	int64_t from_ns = kvt_now_ns();
 
 	if (!pid)
 		return true; /* a start is under way */
@@ -132,7 +132,7 @@ static bool stop_daemon(struct chaos *chaos)
 static bool upgrade(struct chaos *chaos)
 {
 	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
-	int64_t from_ns = kvt_replay_now_ns();
+	int64_t from_ns = kvt_now_ns();
 
 	if (!pid)
 		return true;
@@ -143,7 +143,7 @@ static bool upgrade(struct chaos *chaos)
 static bool kill_starting(struct chaos *chaos)
 {
 	pid_t first = kvt_supervised_daemon(chaos->daemon.pid), second;
-	int64_t from_ns = kvt_replay_now_ns();
+	int64_t from_ns = kvt_now_ns();
 
 	if (!first)
 		return true;
@@ -218,7 +218,7 @@ static bool await_reclaim(struct chaos *chaos, uint32_t session, pid_t pid, int6
 		chaos_wrong(chaos, "waiting for the end of session %u: %s", session,
 			    kvt_client_error(client)->text);
 	else
-		chaos_times_add(&chaos->reclaim, kvt_replay_now_ns() - from_ns);
+		chaos_times_add(&chaos->reclaim, kvt_now_ns() - from_ns);
 	kvt_client_close(client, KVT_IDLE);
 	return rc >= 0;
 }
@@ -257,7 +257,7 @@ static bool kill_worker(struct chaos *chaos)
 	pid = chaos->crew.pids[worker];
 	kill(pid, SIGKILL);
 	await_end(pid);
-	from_ns = kvt_replay_now_ns();
+	from_ns = kvt_now_ns();
 	if (session && !await_reclaim(chaos, session, pid, from_ns))
 		return false;
 	kvt_store_release(&chaos->crew.shared->workers[worker].session, 0);
@@ -268,7 +268,7 @@ static bool kill_both(struct chaos *chaos)
 {
 	pid_t pid = kvt_supervised_daemon(chaos->daemon.pid);
 	uint32_t workers[2] = { victim(chaos), some_worker(chaos, false) };
-	int64_t from_ns = kvt_replay_now_ns();
+	int64_t from_ns = kvt_now_ns();
 
 	if (!pid)
 		return true;

@@ -122,7 +122,7 @@ static void run_round(struct chaos *chaos)
 		bury_ended(chaos);
 		if (!crew->n_alive)
 			break;
-		if (kvt_replay_now_ns() >= chaos->end_ns || *chaos->wrong) {
+		if (kvt_now_ns() >= chaos->end_ns || *chaos->wrong) {
 			kvt_store_release(&crew->shared->stop, 1);
 			kvt_replay_notify(crew->shared);
 			chaos_continue_all(chaos);
@@ -332,8 +332,8 @@ int kvt_chaos_main(int argc, char **argv)
 	       (unsigned long long)chaos.seed, (unsigned long long)seconds,
 	       chaos.options.workers, chaos.options.n_pages);
 	if (start(&chaos)) {
-		chaos.end_ns = kvt_replay_now_ns() + (int64_t)seconds * 1000000000;
-		for (uint32_t i = 0; !*chaos.wrong && kvt_replay_now_ns() < chaos.end_ns &&
+		chaos.end_ns = kvt_now_ns() + (int64_t)seconds * 1000000000;
+		for (uint32_t i = 0; !*chaos.wrong && kvt_now_ns() < chaos.end_ns &&
 		     load_trace(&chaos, i); i++) {
 			run_round(&chaos);
 			kvt_trace_free(chaos.trace);

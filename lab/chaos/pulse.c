@@ -47,12 +47,12 @@ static __attribute__((noreturn)) void ask(struct pulse *pulse, const char *socke
 	options.flags = KVT_ANY_GEOMETRY; /* it writes no page */
 	if (kvt_client_connect(&client, &options, &error))
 		fail(pulse, error.text);
-	last = kvt_replay_now_ns();
+	last = kvt_now_ns();
 	while (!kvt_load_acquire(&pulse->stop)) {
 		if (kvt_call(client, &nop, &result))
 			fail(pulse, kvt_client_error(client)->text);
 		kvt_result_release(client, &result);
-		now = kvt_replay_now_ns();
+		now = kvt_now_ns();
 		if (now - last > PULSE_GAP_LEAST_NS)
 			note_gap(pulse, last, now);
 		kvt_add_full(&pulse->answers, 1);

@@ -33,7 +33,7 @@ int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay
 					  .shared_bytes = bytes };
 	for (uint32_t i = 0; i < options->workers; i++)
 		shared->workers[i].alive = 1;
-	shared->start_ns = (uint64_t)kvt_replay_now_ns();
+	shared->start_ns = (uint64_t)kvt_now_ns();
 	return 0;
 }
 

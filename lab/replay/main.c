@@ -602,7 +602,7 @@ static int run(struct replay *replay)
 	if (replay->crew.shared) {
 		if (watch(replay))
 			rc = -EIO;
-		replay->report.seconds = (double)(kvt_replay_now_ns() -
+		replay->report.seconds = (double)(kvt_now_ns() -
 						  (int64_t)replay->crew.shared->start_ns) / 1e9;
 	}
 	if (end_store(replay))

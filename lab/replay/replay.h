@@ -20,6 +20,7 @@
 #include "lab/daemon.h"
 #include "lab/store.h"
 #include "lab/trace/trace.h"
+#include "shm/clock.h"
 
 #define KVT_REPLAY_MAX_WORKERS 64u
 #define KVT_REPLAY_MAX_CONCURRENCY 64u
@@ -134,7 +135,6 @@ void kvt_replay_notify(struct kvt_replay_shared *shared);
 void kvt_replay_settle(struct kvt_replay_shared *shared, uint32_t index, uint32_t state);
 /** Wait until `progress` is no longer `seen`; at most `timeout_ns` (0: no limit). */
 void kvt_replay_wait(struct kvt_replay_shared *shared, uint32_t seen, int64_t timeout_ns);
-int64_t kvt_replay_now_ns(void);
 static inline void kvt_replay_raise(uint64_t *most, uint64_t value)
 {
 	if (value > *most)

@@ -11,14 +11,6 @@
 #include "shm/atomic.h"
 #include "lab/replay/replay.h"
 
-int64_t kvt_replay_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 void kvt_replay_notify(struct kvt_replay_shared *shared)
 {
 	kvt_add_full(&shared->progress, 1);

@@ -176,12 +176,12 @@ static void verify_sides(struct worker *worker, struct run *run, const struct kv
 static int timed_call(struct worker *worker, uint32_t op, const struct kvt_request *request,
 		      struct kvt_result *ret_result)
 {
-	int64_t start = kvt_replay_now_ns();
+	int64_t start = kvt_now_ns();
 	int rc = kvt_call(worker->client, request, ret_result);
 
 	if (rc == -ECONNRESET || rc == -EPROTO)
 		fail(worker, "lost the daemon");
-	kvt_latency_add(&worker->mine->latency[op], (uint64_t)(kvt_replay_now_ns() - start));
+	kvt_latency_add(&worker->mine->latency[op], (uint64_t)(kvt_now_ns() - start));
 	return rc;
 }
 
@@ -346,7 +346,7 @@ static void take_table(struct worker *worker, struct run *run, const struct kvt_
 static void use_device(struct worker *worker, uint32_t positions)
 {
 	uint64_t *free_ns = &worker->shared->device_free_ns;
-	uint64_t busy_ns, begins, now = (uint64_t)kvt_replay_now_ns();
+	uint64_t busy_ns, begins, now = (uint64_t)kvt_now_ns();
 	struct timespec until;
 
 	worker->mine->computed_positions += positions;
@@ -495,7 +495,7 @@ static void prefill(struct worker *worker, struct run *run)
 	compute_chunk(worker, run);
 	if (run->next < run->request->input)
 		return;
-	took_ns = (uint64_t)(kvt_replay_now_ns() - run->asked_ns);
+	took_ns = (uint64_t)(kvt_now_ns() - run->asked_ns);
 	kvt_latency_add(&worker->mine->latency[KVT_REPLAY_FIRST], took_ns);
 	if (run->request->burst)
 		kvt_latency_add(&worker->mine->latency[KVT_REPLAY_BURST], took_ns);
@@ -551,7 +551,7 @@ static void start(struct worker *worker, uint32_t index)
 	run->index = index;
 	run->request = request;
 	run->begun = run->stale = run->full = false;
-	run->asked_ns = kvt_replay_now_ns();
+	run->asked_ns = kvt_now_ns();
 	run->n_table = 0;
 	run->context = take_context(worker, request->stream);
 	worker->n_active++;
@@ -595,7 +595,7 @@ static bool ready(const struct worker *worker, uint32_t index, int64_t *ret_wait
 	if (worker->options->time_scale > 0) {
 		due = (int64_t)worker->shared->start_ns +
 		      (int64_t)((double)request->at_us * 1000 / worker->options->time_scale);
-		*ret_wait_ns = due - kvt_replay_now_ns();
+		*ret_wait_ns = due - kvt_now_ns();
 		return *ret_wait_ns <= 0;
 	}
 	return true;

@@ -3,23 +3,15 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "lab/script/engine.h"
+#include "shm/clock.h"
 
 #define TIMEOUT_NS 60000000000ll /* of one question, so that no script hangs */
 #define CLIENTS_AT_ONCE (KVT_MESSAGE_MAX / sizeof(struct kvt_admin_client))
 /* Turns from the daemon's backlog to a session: accept, HELLO, and one spare. Each question takes
  * at least one. */
 #define CONNECT_TURNS 4
-
-static time_t monotonic_s(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec;
-}
 
 int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
 {
@@ -106,7 +98,7 @@ static int find_client(struct kvt_script *script, uint32_t session, int pid, uin
 
 int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool exited)
 {
-	time_t give_up_s = monotonic_s() + TIMEOUT_NS / 1000000000;
+	int64_t give_up_ns = kvt_now_ns() + TIMEOUT_NS;
 	uint32_t signs = 0;
 	int rc = find_client(script, session, pid, &signs);
 
@@ -118,7 +110,7 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool 
 		rc = find_client(script, session, pid, &signs);
 		if (signs & KVT_SIGN_EXITED)
 			break;
-		if (monotonic_s() > give_up_s)
+		if (kvt_now_ns() > give_up_ns)
 			return -ETIMEDOUT;
 		sched_yield();
 	}
@@ -127,7 +119,7 @@ int kvt_script_ended(struct kvt_script *script, uint32_t session, int pid, bool 
 
 int kvt_script_forgotten(struct kvt_script *script, int pid)
 {
-	time_t give_up_s = monotonic_s() + TIMEOUT_NS / 1000000000;
+	int64_t give_up_ns = kvt_now_ns() + TIMEOUT_NS;
 	unsigned int unseen = 0;
 	uint32_t signs;
 
@@ -137,7 +129,7 @@ int kvt_script_forgotten(struct kvt_script *script, int pid)
 		if (rc < 0)
 			return rc;
 		unseen = rc ? 0 : unseen + 1;
-		if (monotonic_s() > give_up_s)
+		if (kvt_now_ns() > give_up_ns)
 			return -ETIMEDOUT;
 	}
 	return 0;

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "shm/clock.h"
 #include "tests/crash/crash.h"
 #include "tests/sim/sim.h"
 
@@ -183,14 +183,6 @@ static bool one_life(struct sim *sim, struct killer *killer, uint64_t steps)
 	return !sim->failed;
 }
 
-static uint64_t now_s(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec;
-}
-
 static bool one_seed(struct sim *sim, struct killer *killer, uint64_t steps)
 {
 	memset(&killer->check, 0, sizeof(killer->check));
@@ -254,7 +246,8 @@ int main(int argc, char **argv)
 {
 	struct options o = { .seed = 1, .seeds = 1, .steps = 300, .seconds = UINT64_MAX };
 	static struct sim_coverage coverage;
-	uint64_t start = now_s(), checks = 0, rolled_back = 0, done = 0, fatal = 0;
+	int64_t began_ns = kvt_now_ns();
+	uint64_t checks = 0, rolled_back = 0, done = 0, fatal = 0;
 	struct killer *killer = calloc(1, sizeof(*killer));
 	bool ok = true;
 
@@ -262,7 +255,8 @@ int main(int argc, char **argv)
 		usage(stderr);
 		return 2;
 	}
-	for (; ok && done < o.seeds && now_s() - start < o.seconds; done++) {
+	for (; ok && done < o.seeds &&
+	       (uint64_t)(kvt_now_ns() - began_ns) / 1000000000 < o.seconds; done++) {
 		struct sim *sim = calloc(1, sizeof(*sim));
 
 		if (!sim)

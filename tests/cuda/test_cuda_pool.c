@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 
 #include "kvtrunk_wire.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
 
@@ -1148,9 +1148,9 @@ CUDA_TEST(under_mps_a_time_of_grace_is_added)
 	int64_t begin_ns;
 
 	start("cuda-vmm", "mps = yes\nmps_grace_ms = 300\n");
-	begin_ns = kvt_client_now_ns();
+	begin_ns = kvt_now_ns();
 	expect_no_quarantine();
-	kvt_test_check(kvt_client_now_ns() - begin_ns >= 300000000);
+	kvt_test_check(kvt_now_ns() - begin_ns >= 300000000);
 	kvt_test_daemon_end(&daemon_);
 	/* So long that only an operator ends it. */
 	start("cuda-ipc", "mps = yes\nmps_grace_ms = 86400000\n");
@@ -1176,17 +1176,17 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 		if (i == 0)
 			kvt_test_child_kill(&child, SIGKILL);
 		kvt_test_session_ended(&daemon_, (uint32_t)session);
-		begin_ns = kvt_client_now_ns();
+		begin_ns = kvt_now_ns();
 		/* More than the time, with one sign. */
-		while (kvt_client_now_ns() - begin_ns < 250000000)
+		while (kvt_now_ns() - begin_ns < 250000000)
 			kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
-		begin_ns = kvt_client_now_ns();
+		begin_ns = kvt_now_ns();
 		if (i == 0)
 			kvt_test_equal(kill((pid_t)(session >> 32), SIGKILL), 0);
 		else
 			kvt_test_child_kill(&child, SIGKILL);
 		await_no_quarantine();
-		kvt_test_check(kvt_client_now_ns() - begin_ns >= 200000000);
+		kvt_test_check(kvt_now_ns() - begin_ns >= 200000000);
 		kvt_test_daemon_end(&daemon_);
 	}
 }
@@ -1207,9 +1207,9 @@ CUDA_TEST(mps_is_noticed)
 	/* MPS starts later: what was found is cached for a second. */
 	start("cuda-ipc", "mps_grace_ms = 86400000\n");
 	expect_no_quarantine();
-	begin_ns = kvt_client_now_ns();
+	begin_ns = kvt_now_ns();
 	kvt_test_equal(mkfifo(control, 0600), 0);
-	while (kvt_client_now_ns() - begin_ns < 1100000000)
+	while (kvt_now_ns() - begin_ns < 1100000000)
 		kvt_test_status(&daemon_);
 	expect_quarantine();
 	kvt_test_daemon_end(&daemon_);

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "kvt_cuda.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "tests/lib/harness.h"
 #include "tests/lib/raw.h"
 
@@ -112,11 +112,6 @@ static inline void gpu_read(struct gpu *gpu, void *to, uint64_t from, size_t byt
 {
 	gpu_do(gpu, memory_download(to, from, bytes, gpu->stream));
 	gpu_do(gpu, stream_synchronize(gpu->stream));
-}
-
-static inline uint64_t gpu_now_ns(void)
-{
-	return (uint64_t)kvt_client_now_ns();
 }
 
 static inline bool gpu_emulated(void)

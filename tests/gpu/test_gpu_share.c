@@ -165,7 +165,7 @@ static void look(struct gpu *gpu, const struct memory *memory, uint64_t seen[GPU
 	uint64_t now[GPU_THREADS];
 
 	gpu_read(gpu, now, memory->address, sizeof(now));
-	shared->last_look_ns = gpu_now_ns();
+	shared->last_look_ns = kvt_now_ns();
 	shared->looks++;
 	if (memcmp(now, seen, sizeof(now)) == 0)
 		return;
@@ -177,16 +177,17 @@ static void look(struct gpu *gpu, const struct memory *memory, uint64_t seen[GPU
 static void watch(struct gpu *gpu, const struct memory *memory, int pipe)
 {
 	struct pollfd told = { .fd = pipe, .events = POLLIN };
-	uint64_t seen[GPU_THREADS] = { 0 }, before, end_ns;
+	uint64_t seen[GPU_THREADS] = { 0 }, before;
+	int64_t end_ns;
 
-	shared->first_look_ns = gpu_now_ns();
+	shared->first_look_ns = kvt_now_ns();
 	while (poll(&told, 1, 0) == 0)
 		look(gpu, memory, seen);
 	kvt_test_expect(pipe, 0);
 	look(gpu, memory, seen); /* what came before both signs may become visible only now */
 	before = shared->changes;
-	end_ns = gpu_now_ns() + LATE_NS;
-	while (gpu_now_ns() < end_ns)
+	end_ns = kvt_now_ns() + LATE_NS;
+	while (kvt_now_ns() < end_ns)
 		look(gpu, memory, seen);
 	kvt_test_send(pipe, shared->changes - before);
 }
@@ -194,13 +195,13 @@ static void watch(struct gpu *gpu, const struct memory *memory, int pipe)
 static void time_open(struct gpu *gpu, int pipe)
 {
 	struct memory memory = memory_receive(pipe);
-	uint64_t begin_ns = gpu_now_ns(), opened_ns;
+	uint64_t begin_ns = kvt_now_ns(), opened_ns;
 
 	kvt_test_equal(memory_open(gpu, &memory, KVT_CU_ACCESS_READ_WRITE), 0);
-	opened_ns = gpu_now_ns();
+	opened_ns = kvt_now_ns();
 	memory_close(gpu, &memory);
 	kvt_test_send(pipe, opened_ns - begin_ns);
-	kvt_test_send(pipe, gpu_now_ns() - opened_ns);
+	kvt_test_send(pipe, kvt_now_ns() - opened_ns);
 	if (memory.fd >= 0)
 		close(memory.fd);
 }
@@ -511,12 +512,12 @@ static void ordered_writer(int pipe, void *context)
 		while (n > kvt_load_acquire(&shared->fence_seen) + AHEAD_MOST)
 			kvt_cpu_relax();
 		gpu_write(&gpu, memory.address, memory.address + memory.bytes - 8, n, n);
-		begin_ns = gpu_now_ns();
+		begin_ns = kvt_now_ns();
 		if (ordered->by_write)
 			gpu_do(&gpu, stream_write(gpu.stream, address, n, 0));
 		else
 			gpu_do(&gpu, launch_host(gpu.stream, raise_fence, (void *)(uintptr_t)n));
-		spent_ns += gpu_now_ns() - begin_ns;
+		spent_ns += kvt_now_ns() - begin_ns;
 	}
 	gpu_do(&gpu, stream_synchronize(gpu.stream));
 	kvt_test_send(pipe, spent_ns / ORDERED_WRITES);
@@ -601,7 +602,7 @@ static void await_signs(const struct kvt_test_child *child, uint64_t begin_ns, u
 		for (int i = 0; i < 2; i++) {
 			if (fds[i].fd < 0 || !fds[i].revents)
 				continue;
-			signs_ns[i] = gpu_now_ns() - begin_ns;
+			signs_ns[i] = kvt_now_ns() - begin_ns;
 			fds[i].fd = -1;
 		}
 	}
@@ -623,7 +624,7 @@ static void kill_a_writer(bool vmm)
 	started = kvt_load_acquire(&shared->changes);
 	while (kvt_load_acquire(&shared->changes) < started + 5)
 		kvt_cpu_relax();
-	begin_ns = gpu_now_ns();
+	begin_ns = kvt_now_ns();
 	await_signs(&writer, begin_ns, signs_ns);
 	kvt_test_send(watcher.pipe, 0);
 	late = kvt_test_word(watcher.pipe);

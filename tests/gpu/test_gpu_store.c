@@ -85,7 +85,7 @@ static void write_page(struct engine *engine, uint32_t page, uint64_t seed, uint
 static uint32_t serve(struct engine *engine, uint64_t seed, uint64_t *ret_begin_ns)
 {
 	uint32_t n_keys = N_PAGES * PAGE, *keys = calloc(n_keys, sizeof(*keys)), n, reusable;
-	uint64_t begin_ns = gpu_now_ns();
+	uint64_t begin_ns = kvt_now_ns();
 	const uint32_t *pages;
 	struct kvt_seq *seq;
 
@@ -94,7 +94,7 @@ static uint32_t serve(struct engine *engine, uint64_t seed, uint64_t *ret_begin_
 	if (kvt_seq_begin(engine->client, kvt_test_namespace(engine->client, "n"), keys, n_keys, 0,
 			  0, &seq) != 0)
 		kvt_test_fail("begin: %s", kvt_client_error(engine->client)->text);
-	*ret_begin_ns = gpu_now_ns() - begin_ns;
+	*ret_begin_ns = kvt_now_ns() - begin_ns;
 	reusable = kvt_seq_reusable(seq);
 	pages = kvt_seq_pages(seq, &n);
 	for (uint32_t i = 0; i < N_PAGES; i++) {
@@ -116,7 +116,7 @@ static uint64_t copy_rate(struct engine *engine, bool out)
 	gpu_do(&engine->gpu, host_alloc(&host, bytes, 0));
 	gpu_do(&engine->gpu, memory_alloc(&memory, bytes));
 	for (int i = 0; i < 5; i++) {
-		begin_ns = gpu_now_ns();
+		begin_ns = kvt_now_ns();
 		if (out)
 			gpu_do(&engine->gpu, memory_download(host, memory, bytes,
 							     engine->gpu.stream));
@@ -124,8 +124,8 @@ static uint64_t copy_rate(struct engine *engine, bool out)
 			gpu_do(&engine->gpu, memory_upload(memory, host, bytes,
 							   engine->gpu.stream));
 		gpu_do(&engine->gpu, stream_synchronize(engine->gpu.stream));
-		if (gpu_now_ns() - begin_ns < took_ns)
-			took_ns = gpu_now_ns() - begin_ns;
+		if (kvt_now_ns() - begin_ns < took_ns)
+			took_ns = kvt_now_ns() - begin_ns;
 	}
 	gpu_do(&engine->gpu, memory_free(memory));
 	gpu_do(&engine->gpu, host_free(host));
@@ -173,9 +173,9 @@ static void keep_and_load(const char *backend, const char *order)
 	out_rate = kvt_test_word(engine.pipe);
 	in_rate = kvt_test_word(engine.pipe);
 	kvt_test_equal(ask(&engine, 1, &took_ns), 0);
-	begin_ns = gpu_now_ns(); /* a little late: it copies as pages are committed */
+	begin_ns = kvt_now_ns(); /* a little late: it copies as pages are committed */
 	page_bytes = kvt_test_store_settled(&peer, N_PAGES).ram_bytes;
-	out_ns = gpu_now_ns() - begin_ns;
+	out_ns = kvt_now_ns() - begin_ns;
 	page_bytes /= kvt_test_store_status(&peer).room_pages;
 	kvt_test_equal(ask(&engine, 0, &took_ns), 0);
 	kvt_test_equal(ask(&engine, 1, &took_ns), (N_PAGES - 1) * PAGE);

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "store/helper.h"
 #include "store/remote.h"
 #include "tests/lib/cases.h"
@@ -63,7 +63,7 @@ static bool turn(struct kvt_helper_done *done)
 {
 	struct epoll_event event;
 
-	if (kvt_helper_turn(&helper, (uint64_t)kvt_client_now_ns(), done))
+	if (kvt_helper_turn(&helper, (uint64_t)kvt_now_ns(), done))
 		return true;
 	epoll_wait(epoll, &event, 1, 10);
 	return false;
@@ -101,7 +101,7 @@ static void ask(enum kvt_helper_type kind, uint32_t n, uint32_t record)
 	kvt_test_check(pages);
 	for (uint32_t i = 0; i < n; i++)
 		pages[i] = page_of(i, record + i);
-	kvt_test_equal(kvt_helper_ask(&helper, kind, n, (uint64_t)kvt_client_now_ns()), 0);
+	kvt_test_equal(kvt_helper_ask(&helper, kind, n, (uint64_t)kvt_now_ns()), 0);
 	kvt_test_check(!kvt_helper_room(&helper, kind)); /* one at a time */
 }
 

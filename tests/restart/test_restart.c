@@ -22,7 +22,7 @@
 
 #include "daemon/core/ledger.h"
 #include "libclient/control.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
 #include "tests/restart/trace.h"
@@ -572,7 +572,7 @@ static void thief_run(int pipe, void *context)
 	hello->secret[0] = kvt_test_word(pipe);
 	hello->secret[1] = kvt_test_word(pipe);
 	hello->pid = getpid();
-	kvt_test_equal(kvt_control_open(daemon_.socket, kvt_client_now_ns() + 5000000000ll, &fd,
+	kvt_test_equal(kvt_control_open(daemon_.socket, kvt_now_ns() + 5000000000ll, &fd,
 					NULL), 0);
 	kvt_test_equal(kvt_control_send(fd, hello, sizeof(*hello), NULL, 0, INT64_MAX), 0);
 	kvt_test_equal(kvt_control_receive(fd, &answer, sizeof(answer), NULL, 0, NULL, INT64_MAX),

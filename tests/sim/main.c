@@ -8,9 +8,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "shm/clock.h"
 #include "tests/sim/sim.h"
 
 struct options {
@@ -97,12 +97,9 @@ static bool one_seed(struct sim *sim, uint64_t steps, const char *log)
 	return !sim->failed;
 }
 
-static uint64_t now_s(void)
+static uint64_t seconds_since(int64_t began_ns)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec;
+	return (uint64_t)(kvt_now_ns() - began_ns) / 1000000000;
 }
 
 static void usage(FILE *to)
@@ -173,7 +170,7 @@ int main(int argc, char **argv)
 	struct options o = { .seed = 1, .seeds = 1, .steps = 20000 };
 	struct sim_coverage *coverage = calloc(1, sizeof(*coverage));
 	struct sim *sim = malloc(sizeof(*sim));
-	uint64_t began = now_s();
+	int64_t began_ns = kvt_now_ns();
 	bool good = true;
 
 	if (!parse(argc, argv, &o) || !coverage || !sim) {
@@ -183,7 +180,7 @@ int main(int argc, char **argv)
 	signal(SIGABRT, on_abort);
 	signal(SIGSEGV, on_abort);
 	for (uint64_t i = 0; i < o.seeds && good; i++) {
-		if (o.seconds && now_s() - began >= o.seconds)
+		if (o.seconds && seconds_since(began_ns) >= o.seconds)
 			break;
 		memset(sim, 0, sizeof(*sim));
 		sim->seed = o.seed + i;
@@ -202,7 +199,7 @@ int main(int argc, char **argv)
 		good = false;
 	printf("kvtsim: %s: %" PRIu64 " steps, %" PRIu64 " records, %" PRIu64 " seeds, %" PRIu64
 	       " s\n", good ? "agreed" : "FAILED", coverage->steps, coverage->records,
-	       coverage->seeds, now_s() - began);
+	       coverage->seeds, seconds_since(began_ns));
 	free(sim);
 	free(coverage);
 	return good ? 0 : 1;

@@ -20,7 +20,7 @@
 
 #include "libclient/steps.h"
 #include "libclient/submit.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "tests/lib/cases.h"
 
 enum { PS = 16, N_PAGES = 8, PAGE_BYTES = 1024, FDS_MAX = 40 };
@@ -373,13 +373,13 @@ TEST(absent_daemons_are_told_apart)
 static int64_t connect_ns(int64_t wait_ns, int64_t timeout_ns, const char *where)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	int64_t began = kvt_client_now_ns();
+	int64_t began = kvt_now_ns();
 
 	options.connect_wait_ns = wait_ns;
 	options.timeout_ns = timeout_ns;
 	options.socket_path = where;
 	assert_int_equal(kvt_client_connect(&client, &options, NULL), -ENOENT);
-	return kvt_client_now_ns() - began;
+	return kvt_now_ns() - began;
 }
 
 /* Bounds that hold on a loaded machine, too: one tight, the other far away. */

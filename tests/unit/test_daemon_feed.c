@@ -16,7 +16,7 @@
 #include "daemon/log/feed.h"
 #include "libclient/feed_reader.h"
 #include "libclient/snapshot.h"
-#include "libclient/wait.h"
+#include "shm/clock.h"
 #include "shm/racy.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/zeroed.h"
@@ -70,10 +70,10 @@ static void on_change(void *context, const struct kvt_change *change)
 static void tell_late(struct world *world)
 {
 	uint64_t from = kvt_load_relaxed(&world->tried);
-	int64_t until = kvt_client_now_ns() + MOST_NS;
+	int64_t until = kvt_now_ns() + MOST_NS;
 
 	while (world->late && world->reading && kvt_load_relaxed(&world->wrong) == 0 &&
-	       kvt_load_relaxed(&world->tried) < from + 2 * PAGES && kvt_client_now_ns() < until)
+	       kvt_load_relaxed(&world->tried) < from + 2 * PAGES && kvt_now_ns() < until)
 		sched_yield();
 	if (world->late && world->held.seq)
 		kvt_feed_write(&world->writer, &world->held);
@@ -291,7 +291,7 @@ static void *read_and_copy(void *argument)
 static void play(struct world *world, uint64_t good_copies)
 {
 	struct reader *reader = calloc(1, sizeof(*reader));
-	int64_t until = kvt_client_now_ns() + MOST_NS;
+	int64_t until = kvt_now_ns() + MOST_NS;
 	uint32_t seed = 1;
 	pthread_t thread;
 
@@ -300,7 +300,7 @@ static void play(struct world *world, uint64_t good_copies)
 			 0);
 	assert_int_equal(pthread_create(&thread, NULL, read_and_copy, reader), 0);
 	world->reading = true;
-	while (kvt_client_now_ns() < until && kvt_load_relaxed(&world->wrong) == 0 &&
+	while (kvt_now_ns() < until && kvt_load_relaxed(&world->wrong) == 0 &&
 	       (kvt_load_relaxed(&world->good) < good_copies ||
 		kvt_load_relaxed(&world->bad) == 0))
 		serve(world, &seed);

@@ -2,10 +2,10 @@
 /* The kernel of tests/gpu, by hand. All others are in tests/kernels/emulated.cpp. */
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "shm/atomic.h"
+#include "shm/clock.h"
 #include "tests/cuda/standin/standin.h"
 #include "tests/kernels/emulated.h"
 
@@ -40,30 +40,22 @@ static void spin_on(const struct spin *spin)
 	}
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
 /* Fork a process that has only this one's memory. */
 static void leave_behind(struct spin spin)
 {
 	pid_t maker = getpid();
-	uint64_t end_ns = 0;
+	int64_t end_ns = 0;
 
 	if (fork() != 0)
 		return;
 	prctl(PR_SET_PDEATHSIG, 0);
 	close_range(0, ~0u, 0);
-	while (!end_ns || now_ns() < end_ns) {
+	while (!end_ns || kvt_now_ns() < end_ns) {
 		spin.limit = spin.first + 1000;
 		spin_on(&spin);
 		spin.first = spin.limit;
 		if (!end_ns && getppid() != maker)
-			end_ns = now_ns() + LATE_NS;
+			end_ns = kvt_now_ns() + LATE_NS;
 	}
 	_exit(0);
 }
