@@ -348,9 +348,9 @@ static bool send_ask(struct kvt_client *client, struct kvt_store_end *end, struc
 	return send(end->fd, &fetch, sizeof(fetch), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(fetch);
 }
 
-/* Ask. 1, with the ask; 0: not asked; or -errno. */
+/* Ask. 1, with the ask; 0: not asked; or -errno. Sets `start` to what the pool has. */
 static int ask_for(struct kvt_client *client, const struct kvt_request *begin, int64_t until_ns,
-		   struct ask **ret_ask)
+		   struct kvt_handle *start, struct ask **ret_ask)
 {
 	struct kvt_store_end *end = client->store;
 	struct kvt_handle handle;
@@ -368,6 +368,8 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 			    begin->n_keys, &handle, &cached);
 	if (rc < 0)
 		return rc == -EAGAIN ? 0 : rc;
+	if (cached)
+		*start = handle;
 	missing = missing_positions(client, begin, cached);
 	if (missing == 0 || missing < least_positions(client, end, handle) ||
 	    !kvt_area_take(&end->area, missing, &ask->extent))
@@ -387,11 +389,12 @@ int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin)
 {
 	KVT_KEEP_ERRNO;
 	int rc = kvt_client_usable(client);
+	struct kvt_handle start;
 	struct ask *ask;
 
 	if (rc != 0 || !client->store)
 		return rc;
-	return ask_for(client, begin, kvt_now_ns() + client->store->wait_ns, &ask);
+	return ask_for(client, begin, kvt_now_ns() + client->store->wait_ns, &start, &ask);
 }
 
 int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
@@ -420,7 +423,8 @@ int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
 	return 0;
 }
 
-uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin)
+uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin,
+			      struct kvt_handle *start)
 {
 	KVT_KEEP_ERRNO;
 	struct kvt_store_end *end = client->store;
@@ -432,7 +436,7 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 	if (client->timeout_ns > 0 && client->timeout_ns / 4 < wait_ns)
 		wait_ns = client->timeout_ns / 4;
 	until_ns = kvt_now_ns() + wait_ns;
-	if (ask_for(client, begin, until_ns, &ask) != 1)
+	if (ask_for(client, begin, until_ns, start, &ask) != 1)
 		return 0;
 	do
 		receive_all(client, end);

@@ -11,7 +11,9 @@ void kvt_client_store_at(struct kvt_client *client, const char *path, int64_t wa
 void kvt_client_store_leave(struct kvt_client *client);
 
 /** Ask the store for what the pool lacks of a BEGIN, and wait for its answer, fetch_wait_ns at
- * most. Returns how many ms to wait for the load; 0: nothing is loaded. */
-uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin);
+ * most. Returns how many ms to wait for the load; 0: nothing is loaded. Sets `start` to what the
+ * pool had, if it probed. */
+uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin,
+			      struct kvt_handle *start);
 
 #endif

@@ -128,16 +128,16 @@ static uint32_t begin_wait_ms(const struct kvt_client *client)
 	return wait_ns / 1000000 < UINT32_MAX ? (uint32_t)(wait_ns / 1000000) : UINT32_MAX;
 }
 
-/* Have a store load what is missing. Returns how long a BEGIN may wait: less than `most_ms` for a
- * load, which computing replaces if it does not come. */
+/* Have a store load what is missing behind `start`. Returns how long a BEGIN may wait: less than
+ * `most_ms` for a load, which computing replaces if it does not come. */
 static uint32_t fetched_wait_ms(struct kvt_client *client, const struct kvt_request *begin,
-				uint32_t most_ms)
+				uint32_t most_ms, struct kvt_handle *start)
 {
 	uint32_t wait_ms;
 
 	if (!client->store || begin->flags & KVT_F_FORCE_MISS)
 		return most_ms;
-	wait_ms = kvt_client_fetch_now(client, begin);
+	wait_ms = kvt_client_fetch_now(client, begin, start);
 	return wait_ms && wait_ms < most_ms ? wait_ms : most_ms;
 }
 
@@ -195,6 +195,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		.arg = begin->arg,
 		.root_key = begin->root_key,
 	};
+	struct kvt_handle start = begin->handle;
 	struct kvt_result result;
 	struct kvt_seq *seq;
 	uint64_t table;
@@ -209,7 +210,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 	request.ttl_ms = begin_wait_ms(client);
 	if (request.ttl_ms) {
 		request.flags |= KVT_F_WAIT;
-		request.ttl_ms = fetched_wait_ms(client, begin, request.ttl_ms);
+		request.ttl_ms = fetched_wait_ms(client, begin, request.ttl_ms, &start);
 	}
 	table = ((uint64_t)begin->n_keys + begin->arg + client->info.page_size - 1) /
 		client->info.page_size;
@@ -218,7 +219,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 	rc = seq_take_for(client, table, &seq);
 	if (rc != 0)
 		return rc;
-	rc = kvt_client_call_known(client, &request, begin->handle, &result);
+	rc = kvt_client_call_known(client, &request, start, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
 		return rc;
