@@ -31,7 +31,6 @@
 #define LATE_NS 1000000000ull /* a load ends that waits for a page so long */
 #define AHEAD_READS 2u       /* begun at a time: each may write a page that leaves the memory */
 #define AWAITED_POSITIONS 64u /* BEGINs do not wait for fewer: coalesce_threshold by default */
-#define POINT_PAGES 2048u     /* side pages of a point, at most: the daemon's limit of `sides` */
 
 struct kvt_load_page {
 	struct kvt_chain name;
@@ -224,10 +223,10 @@ static int find_sides(const struct kvt_store *store, struct kvt_load *load)
 /* Get a page for each side page of a load. */
 static int allocate_sides(const struct kvt_store *store, struct kvt_load *load)
 {
-	uint32_t n = load->n_pages - load->n_main, pages[POINT_PAGES];
+	uint32_t n = load->n_pages - load->n_main, pages[KVT_MAX_SIDE_PAGES];
 	int rc;
 
-	KVT_ASSERT(n <= POINT_PAGES);
+	KVT_ASSERT(n <= KVT_MAX_SIDE_PAGES);
 	rc = n ? kvt_alloc(store->client, n, pages) : 0;
 	for (uint32_t i = 0; i < n && rc == 0; i++)
 		load->pages[load->n_main + i].to = pages[i];
@@ -249,7 +248,7 @@ static void give_sides(struct kvt_load *load)
 /* Free the pages for side pages that were not given. */
 static void free_sides(const struct kvt_store *store, const struct kvt_load *load)
 {
-	uint32_t n = 0, pages[POINT_PAGES];
+	uint32_t n = 0, pages[KVT_MAX_SIDE_PAGES];
 
 	for (uint32_t i = load->n_main; i < load->n_pages; i++)
 		if (load->pages[i].to)

@@ -15,8 +15,6 @@
 #include "daemon/core/state.h"
 #include "daemon/core/undo.h"
 
-#define SIDE_PAGES_MOST 1024u /* of one kind */
-
 static uint64_t next_line(uint64_t offset)
 {
 	return (offset + KVT_LINE - 1) / KVT_LINE * KVT_LINE;
@@ -251,11 +249,11 @@ static const char *sides_problem(const struct kvt_core_config *c)
 	if (c->n_sides > KVT_MAX_SIDES)
 		return "there may be at most 8 kinds of side pages";
 	for (uint32_t kind = 0; kind < c->n_sides; kind++) {
-		if (c->side_pages[kind] < 1 || c->side_pages[kind] > SIDE_PAGES_MOST)
+		if (c->side_pages[kind] < 1 || c->side_pages[kind] > KVT_MAX_SIDE_PAGES / 2)
 			return "a kind of side pages must need from 1 to 1024 trailing pages";
 		sum += c->side_pages[kind];
 	}
-	return sum > 2 * SIDE_PAGES_MOST ?
+	return sum > KVT_MAX_SIDE_PAGES ?
 		       "all kinds of side pages together may need at most 2048 trailing pages" :
 		       NULL;
 }

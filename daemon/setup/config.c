@@ -595,8 +595,8 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 
 	for (; *at; at += strspn(at, ", ")) {
 		if (n == KVT_MAX_SIDES || !parse_integer(at, 10, &value, &at) ||
-		    (*at && *at != ',' && *at != ' ') || value < 1 || value > 1024 ||
-		    (sum += value) > 2048) {
+		    (*at && *at != ',' && *at != ' ') || value < 1 ||
+		    value > KVT_MAX_SIDE_PAGES / 2 || (sum += value) > KVT_MAX_SIDE_PAGES) {
 			snprintf(why, KVT_WHY_BYTES, "option 'sides' cannot be '%s'; allowed: up "
 				 "to %u numbers from 1 to 1024, separated by commas or blanks, "
 				 "together at most 2048", config->sides, KVT_MAX_SIDES);
