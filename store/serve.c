@@ -107,6 +107,13 @@ static int watch_below(struct kvt_server *server)
 	return 0;
 }
 
+static uint64_t inode_at(const char *path)
+{
+	struct stat there;
+
+	return lstat(path, &there) == 0 ? there.st_ino : 0;
+}
+
 static int listen_at(struct kvt_server *server)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -125,6 +132,8 @@ static int listen_at(struct kvt_server *server)
 	mask = umask(0177); /* closed until it has its mode */
 	rc = bind(server->listener, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
 	umask(mask);
+	if (rc == 0)
+		server->inode = inode_at(server->path);
 	if (rc == 0)
 		rc = share_like_daemon(server);
 	if (rc == 0 && (listen(server->listener, BACKLOG) != 0 ||
@@ -147,8 +156,6 @@ int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const ch
 	rc = server->keys && server->names ? listen_at(server) : -ENOMEM;
 	if (rc == 0)
 		return 0;
-	if (rc == -EADDRINUSE || rc == -EEXIST)
-		server->path[0] = '\0'; /* not this store's to remove */
 	kvt_server_close(server);
 	return refuse(why, path, rc);
 }
@@ -193,7 +200,8 @@ void kvt_server_drop_peers(struct kvt_server *server)
 void kvt_server_close(struct kvt_server *server)
 {
 	kvt_server_drop_peers(server);
-	if (server->path[0])
+	/* It may have been removed, and made by another store. */
+	if (server->inode && server->inode == inode_at(server->path))
 		unlink(server->path);
 	if (server->listener >= 0)
 		close(server->listener);

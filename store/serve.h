@@ -24,6 +24,7 @@ struct kvt_server {
 	struct kvt_store *store;
 	int listener, epoll;
 	char path[108];
+	uint64_t inode; /* of its socket there; 0: it has none */
 	uint32_t *keys;         /* KVT_STORE_KEYS: a private copy of one FETCH's */
 	struct kvt_peer *peers; /* list of all */
 	struct epoll_event events[KVT_STORE_EVENTS];

@@ -413,6 +413,22 @@ TEST_WITH(a_second_store_is_refused_in_words, start, stop)
 	kvt_test_equal(kvt_test_store_status(&own.peer).connected, 1);
 }
 
+TEST_WITH(a_store_whose_socket_was_removed_leaves_that_of_the_next, start, stop)
+{
+	struct kvt_test_store first = own.store;
+	int status;
+
+	kvt_test_peer_close(&own.peer);
+	kvt_test_equal(unlink(first.path), 0);
+	kvt_test_side_store(&own, "1M", NULL);
+	kvt_test_equal(kill(first.pid, SIGTERM), 0);
+	kvt_test_equal(waitpid(first.pid, &status, 0), first.pid);
+	close(first.output);
+	kvt_test_equal(status, 0);
+	kvt_test_peer_close(&own.peer);
+	kvt_test_peer_open(&own.peer, &own.store);
+}
+
 TEST_WITH(a_daemon_that_it_cannot_follow_is_named_in_the_log, start, stop)
 {
 	kvt_client_close(own.worker, KVT_IDLE);
