@@ -14,10 +14,21 @@
 #include "libclient/slot.h"
 #include "libclient/steps.h"
 
-/* Operations that only give something back always find a slot (deadlock). */
-static bool gives_back(uint32_t takes)
+/* What an operation takes, and puts into the areas, in words. */
+struct words {
+	uint32_t takes;   /* KVT_TAKES_ */
+	uint32_t flags;   /* of the entry */
+	uint64_t sides;   /* of the side pages and their number, which come first */
+	uint32_t head;    /* of the root key, which comes first, too */
+	uint32_t n_keys;
+	uint32_t n_pages; /* INSERT: pages behind the keys */
+	uint64_t list;    /* room for the answer */
+	const uint32_t *keys; /* or pages, of an operation that has no keys */
+};
+
+static uint64_t key_words(const struct words *words)
 {
-	return takes & KVT_TAKES_FENCE && !(takes & KVT_TAKES_LIST);
+	return words->sides + words->head + words->n_keys + words->n_pages;
 }
 
 #define LIST_SIZE(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = (list),
@@ -93,11 +104,9 @@ static uint64_t list_words(const struct kvt_client *client, const struct kvt_req
 }
 
 static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
-		       const struct kvt_slot *slot, uint32_t number, uint32_t n_keys,
-		       uint32_t list_capacity)
+		       const struct kvt_slot *slot, uint32_t number, const struct words *words)
 {
-	uint32_t takes = kvt_op_takes(request->op);
-	bool fence = takes & KVT_TAKES_FENCE, lease = takes & KVT_TAKES_LEASE;
+	bool fence = words->takes & KVT_TAKES_FENCE, lease = words->takes & KVT_TAKES_LEASE;
 
 	*sqe = (struct kvt_sqe){
 		.op = (uint8_t)request->op,
@@ -106,9 +115,9 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 		.namespace_id = request->namespace_id,
 		.user_data = (uint64_t)slot->generation << 32 | number,
 		.keys_offset = slot->keys.n ? slot->keys.at : 0,
-		.n_keys = n_keys,
-		.list_offset = list_capacity ? slot->list.at : 0,
-		.list_capacity = list_capacity,
+		.n_keys = words->n_keys,
+		.list_offset = words->list ? slot->list.at : 0,
+		.list_capacity = (uint32_t)words->list,
 		.arg = request->op == KVT_OP_INSERT && slot->n_pages ? slot->pages_at :
 								       request->arg,
 		.node = lease ? request->lease.index : request->handle.node,
@@ -123,22 +132,24 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 }
 
 /* True if the answer brings a lease or pages. */
-static bool needs_pool(const struct kvt_request *request)
+static bool needs_pool(const struct kvt_request *request, uint32_t takes)
 {
-	return kvt_op_takes(request->op) & KVT_TAKES_LIST && request->op != KVT_OP_STATS &&
+	return takes & KVT_TAKES_LIST && request->op != KVT_OP_STATS &&
 	       (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK);
 }
 
 /* Refuse what an entry cannot express, and what a suspended client must not have. */
 static int check_request(struct kvt_client *client, const struct kvt_request *request,
-			 uint64_t key_words, uint64_t list)
+			 const struct words *words)
 {
+	uint64_t keys = key_words(words), list = words->list;
+
 	if (!client->has_session)
 		return kvt_client_fail(client, -ENOTCONN, 0, client->info.rank > 0
 				       ? "a member of a group has no ring: its rank 0 submits"
 				       : "an observer has no session: connect without "
 					 "KVT_HELLO_OBSERVE");
-	if (KVT_UNLIKELY(client->suspended) && needs_pool(request))
+	if (KVT_UNLIKELY(client->suspended) && needs_pool(request, words->takes))
 		return kvt_client_awake(client);
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
@@ -153,7 +164,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 				       kvt_op_name((int)request->op));
 	if (request->flags & KVT_F_ROOT_KEY ||
 	    (request->root_key && (request->op == KVT_OP_LEAVE ||
-				   !(kvt_op_takes(request->op) & KVT_TAKES_NAMESPACE))))
+				   !(words->takes & KVT_TAKES_NAMESPACE))))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
 				       "%s: a root key belongs into root_key, and to MATCH, "
 				       "INSERT, BEGIN or REMOVE", kvt_op_name((int)request->op));
@@ -165,7 +176,7 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_KEYS,
 				       "remove: the array of keys is empty; keys NULL forgets the "
 				       "whole namespace");
-	if (kvt_op_takes(request->op) & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
+	if (words->takes & KVT_TAKES_FENCE && request->fence.slot > KVT_FENCE_IDLE)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_FENCE, "%s: fence slot %u: %s",
 				       kvt_op_name((int)request->op), request->fence.slot,
 				       kvt_reason_text(KVT_REASON_FENCE));
@@ -191,12 +202,12 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 		client->error.available = client->info.n_pages - 1;
 		return -ENOSPC;
 	}
-	if (key_words > client->keys.count || list > client->list.count)
+	if (keys > client->keys.count || list > client->list.count)
 		return kvt_client_fail(client, -E2BIG, 0,
 				       "%s needs %llu key and %llu list words, the areas have %u "
 				       "and %u: connect with larger keys_count or list_count",
 				       kvt_op_name((int)request->op),
-				       (unsigned long long)key_words, (unsigned long long)list,
+				       (unsigned long long)keys, (unsigned long long)list,
 				       client->keys.count, client->list.count);
 	return 0;
 }
@@ -255,9 +266,11 @@ static bool two_answers(const struct kvt_request *request)
 	return request->op == KVT_OP_BEGIN && (request->flags & KVT_F_NO_WAIT);
 }
 
-static bool has_room(struct kvt_client *client, const struct kvt_request *request)
+static bool has_room(struct kvt_client *client, const struct kvt_request *request, uint32_t takes)
 {
-	uint32_t left = gives_back(kvt_op_takes(request->op)) ? 1 : 2 + client->ring.cq_mask / 2;
+	/* Operations that only give something back always find a slot (deadlock). */
+	bool gives_back = takes & KVT_TAKES_FENCE && !(takes & KVT_TAKES_LIST);
+	uint32_t left = gives_back ? 1 : 2 + client->ring.cq_mask / 2;
 
 	left += two_answers(request);
 	return client->n_free >= left && client->n_flying <= client->ring.cq_mask &&
@@ -271,34 +284,21 @@ static bool rung_later(const struct kvt_client *client, const struct kvt_sqe *sq
 	       kvt_load_relaxed(&client->ring.fences[sqe->fence_slot].value) < sqe->fence_value;
 }
 
-/* What an operation puts into the areas, in words. */
-struct words {
-	uint32_t flags;   /* of the entry */
-	uint64_t sides;   /* of the side pages and their number, which come first */
-	uint32_t head;    /* of the root key, which comes first, too */
-	uint32_t n_keys;  /* keys, or the pages of an operation that has no keys */
-	uint32_t n_pages; /* INSERT: pages behind the keys */
-	uint64_t list;    /* room for the answer */
-};
-
 static struct words count_words(const struct kvt_client *client, const struct kvt_request *request)
 {
-	uint32_t flags = entry_flags(request);
-	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
+	uint32_t takes = kvt_op_takes(request->op), flags = entry_flags(request);
+	bool pages = takes & KVT_TAKES_PAGES;
 
 	return (struct words){
+		.takes = takes,
 		.flags = flags,
 		.sides = kvt_side_words(flags, request->n_sides),
 		.head = kvt_root_key_words(flags),
 		.n_keys = pages ? request->n_pages : request->n_keys,
 		.n_pages = request->op == KVT_OP_INSERT ? request->n_pages : 0,
 		.list = list_words(client, request),
+		.keys = pages ? request->pages : request->keys,
 	};
-}
-
-static uint64_t key_words(const struct words *words)
-{
-	return words->sides + words->head + words->n_keys + words->n_pages;
 }
 
 /* Take a slot and its ranges. Returns its number, 0: no room. */
@@ -308,7 +308,7 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 	struct kvt_slot *slot;
 	uint32_t number;
 
-	if (KVT_UNLIKELY(!has_room(client, request)))
+	if (KVT_UNLIKELY(!has_room(client, request, words->takes)))
 		return 0;
 	number = kvt_slot_take(client, (uint32_t)key_words(words), (uint32_t)words->list);
 	if (KVT_UNLIKELY(number == 0))
@@ -332,7 +332,6 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 static void write_areas(struct kvt_client *client, const struct kvt_request *request,
 			const struct kvt_slot *slot, const struct words *words)
 {
-	bool pages = kvt_op_takes(request->op) & KVT_TAKES_PAGES;
 	uint32_t *keys = client->ring.keys + slot->keys.at;
 
 	if (words->sides) {
@@ -342,8 +341,7 @@ static void write_areas(struct kvt_client *client, const struct kvt_request *req
 	}
 	memcpy(keys, &request->root_key, words->head * sizeof(*keys));
 	if (words->n_keys)
-		memcpy(keys + words->head, pages ? request->pages : request->keys,
-		       words->n_keys * sizeof(*keys));
+		memcpy(keys + words->head, words->keys, words->n_keys * sizeof(*keys));
 	if (words->n_pages)
 		memcpy(client->ring.keys + slot->pages_at, request->pages,
 		       words->n_pages * sizeof(*keys));
@@ -370,7 +368,7 @@ int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,
 	struct words words = count_words(client, request);
 	struct kvt_sqe sqe;
 	uint32_t number;
-	int rc = check_request(client, request, key_words(&words), words.list);
+	int rc = check_request(client, request, &words);
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
@@ -383,8 +381,7 @@ int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,
 	if (request->op == KVT_OP_LEAVE && request->namespace_id < client->n_opened)
 		client->opened[request->namespace_id].open = false;
 	kvt_client_step(client, KVT_STEP_KEYS_WRITTEN);
-	fill_entry(&sqe, request, &client->slots[number], number, words.n_keys,
-		   (uint32_t)words.list);
+	fill_entry(&sqe, request, &client->slots[number], number, &words);
 	publish(client, &sqe, waits);
 	*ret_number = number;
 	return 0;
