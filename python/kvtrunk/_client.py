@@ -1118,7 +1118,11 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     options.label = text(label if label is not None else _program())
     fields = [fingerprint] if fingerprint else []
     if sides is not None:
-        fields.append("sides=" + ",".join(str(operator.index(pages)) for pages in sides))
+        numbers = [operator.index(pages) for pages in sides]
+        if len(numbers) > lib.KVT_MAX_SIDES or not all(0 < pages <= 1024 for pages in numbers):
+            raise ValueError(f"sides are up to {lib.KVT_MAX_SIDES} numbers from 1 to 1024, not "
+                             f"{numbers}: no daemon has those")
+        fields.append("sides=" + ",".join(map(str, numbers)))
     if fields:
         options.fingerprint = text(";".join(fields))
     if geometry is not None:

@@ -163,6 +163,12 @@ def test_what_is_dropped_in_an_event_loop_is_freed(client):
         run(main())
 
 
+@pytest.mark.parametrize("sides", [(0,), (1025,), (-1, 2), (1,) * 9])
+def test_sides_that_no_daemon_has_are_refused(sided, sides):
+    with pytest.raises(ValueError, match="up to 8 numbers from 1 to 1024"):
+        sided.connect(sides=sides)
+
+
 def test_a_daemon_without_sides_says_which_option(shared):
     with shared.connect(any_geometry=True) as client, client.namespace().begin(TOKENS) as seq:
         with pytest.raises(kvtrunk.InvalidArgument, match="lacks the option sides"):
