@@ -11,7 +11,10 @@ import pytest
 
 
 def wheel(name):
-    """Its wheel as a folder. Downloaded once; without a package index the test skips."""
+    """Its wheel as a folder. Downloaded once; without a package index the test skips, and in a run
+    with an end: what another project releases refuses no change here."""
+    if "ENGINES_UNTIL" in os.environ:
+        pytest.skip("make check-engines looks at the newest releases")
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     wheels = cache / "kvtrunk" / "engines" / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
