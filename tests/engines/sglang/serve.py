@@ -34,13 +34,6 @@ def error(engine, prompt):
         return f"{getattr(refused, 'status_code', '')} {getattr(refused, 'detail', refused)}"
 
 
-def idle(engine):
-    """Wait until it is. SGLang answers before it has done with a batch, and refuses to flush until
-    then: before the request that follows this one."""
-    engine.loop.run_until_complete(engine.tokenizer_manager.get_internal_state())
-    return engine
-
-
 def call(engine, method, kind, **fields):
     """A method of SGLang's tokenizer manager, with a request: for what sglang.Engine leaves out."""
     from sglang.srt.managers import io_struct
@@ -86,8 +79,8 @@ def run(coroutine):
 OPERATIONS = {
     "generate": generate,
     "error": error,
-    "flush": lambda engine: idle(engine).flush_cache().success,
-    "weights": lambda engine, **where: idle(engine).update_weights_from_disk(**where)[0],
+    "flush": lambda engine: engine.flush_cache().success,
+    "weights": lambda engine, **where: engine.update_weights_from_disk(**where)[0],
     "scaled": run(scaled),
     "scaled in flight": run(scaled_in_flight),
     "adapter": lambda engine, **what: engine.load_lora_adapter(**what).success,
