@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import importlib
+import itertools
 import os
 import threading
 import time
@@ -171,12 +172,15 @@ class Index:
         self._spaces = {digest: roots for digest, roots in self._spaces.items() if roots}
         return [Cleared()]
 
-    def share(self, digest: tuple[int, int], root_key: int, value: Any) -> list[Event]:
-        """Tell pages of this tree, those first that are there."""
+    def share(self, digest: tuple[int, int], root_key: int, value: Any,
+              most: int) -> tuple[list[Event], int]:
+        """Tell pages of this tree: first those that are there, so many at most. Call it again while
+        there are more. Returns how many pages it looked at, too."""
         space = self._space(digest, root_key)
-        waiting, space.waiting = space.waiting, {}
-        space.shared, space.value = True, value
-        return self._tell(space, ((page, *of) for page, of in waiting.items()))
+        rows = [(page, *space.waiting.pop(page))
+                for page in list(itertools.islice(space.waiting, most))]
+        space.shared, space.value = not space.waiting, value
+        return self._tell(space, rows), len(rows)
 
     def take(self, record: FeedRecord) -> list[Event]:
         """The next record of the feed, or of a snapshot."""
@@ -348,9 +352,9 @@ class Source:
         self._calls.append(None)
 
     def take(self, most: int = 4096) -> list[Event]:
-        """What happened since the last call, or the first part of it: records of the feed with
-        about so many pages. Never waits, neither for a change nor for a daemon. Empty while there
-        is none. Raises what __init__() raises, but DaemonUnreachable."""
+        """What happened since the last call, or the first part of it, of about so many pages. Never
+        waits, neither for a change nor for a daemon. Empty while there is none. Raises what
+        __init__() raises, but DaemonUnreachable."""
         try:
             if self._coming is not None:
                 if not self._coming.done():
@@ -403,12 +407,17 @@ class Source:
                 most -= 1 + len(record.pages)
                 continue
             for _ in range(n):
-                call = self._calls.popleft()
-                if call is not None:
-                    events += self._index.share(*call)
-                else:
+                call = self._calls[0]
+                if call is None:
                     self._index.forget()
                     self._stale = True
+                else:
+                    told, pages = self._index.share(*call, most)
+                    events += told
+                    most -= pages
+                    if most <= 0:
+                        return events  # the next call continues
+                self._calls.popleft()
             break
         return events
 

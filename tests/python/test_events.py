@@ -153,6 +153,24 @@ def test_one_call_takes_a_part_of_much(daemon):
         assert len(router.prompts()) == 40
 
 
+def test_a_tree_that_is_shared_late_is_told_in_parts(daemon):
+    with daemon.connect() as worker, events.Source(daemon.socket) as source:
+        router, space = Router(), worker.namespace(model="events")
+        paths = [tuple(range(first, first + 20)) for first in range(0, 300, 30)]
+        for path in paths:
+            cache(worker, *path)
+        router.follow(source)
+        source.share(space)
+        told = source.take(13)
+        assert sum(len(event.digests) for event in told) == 13
+        router.take(told)
+        longer = (*paths[-1], *range(4))  # behind what waits
+        cache(worker, *longer)
+        space.remove(paths[2][:8])  # of this path three pages were told
+        router.follow(source)
+        assert router.prompts() == whole([*paths[:2], paths[2][:4], *paths[3:], longer])
+
+
 def test_a_root_key_is_a_tree_of_its_own(daemon):
     with daemon.connect() as worker, events.Source(daemon.socket) as source:
         router, space = Router(), worker.namespace(model="events")
