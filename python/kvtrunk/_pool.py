@@ -29,6 +29,8 @@ _SIGNED_CODE, _UNSIGNED_CODE = 0, 1
 _HOST, _CUDA = 1, 2
 _HOST_PAGE = 4096
 _PIECE = 64 << 20
+SCRATCH_TRIES = 1000
+"""What is written to page 0 may be overwritten by another engine before it is read."""
 
 
 def _unmap(pid: int, base: int, n_bytes: int) -> None:

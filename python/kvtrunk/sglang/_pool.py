@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
+from .._pool import SCRATCH_TRIES
 from .._socket import fetch_wait, socket_of
 from . import _refusals
 from ._leases import Lease, Leases, Reading
@@ -21,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
           torch.float8_e4m3fn: "fp8_e4m3"}
-PROOF_TRIES = 1000
 
 
 class Attached:
@@ -279,7 +279,7 @@ def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int)
             f"{what} does not lie in kvtrunk's pool: address {tensor.data_ptr():#x}, strides "
             f"{tuple(tensor.stride())}, {tensor.shape[0]} rows; expected {there.data_ptr():#x}, "
             f"{strides}, {rows}. Leave --radix-cache-backend out and report it")
-    for _ in range(PROOF_TRIES):
+    for _ in range(SCRATCH_TRIES):
         pattern = torch.tensor([secrets.randbelow(1 << 8) for _ in range(tensor.shape[2])],
                                dtype=tensor.dtype, device=tensor.device)
         tensor[0, 0] = pattern

@@ -7,6 +7,7 @@ gets the pool, which is not zeroed: other engines' pages are in it.
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Any, Collection, Optional, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from .._check import Bounds, Finding, compare
 from .._client import Client
 from .._errors import Error
 from .._geometry import Geometry
-from .._pool import Pool
+from .._pool import SCRATCH_TRIES, Pool
 from ._refuse import refuse
 
 # vLLM's layouts: L layers, B blocks, H heads, N positions, C the K and V of one. Ours: see
@@ -201,26 +202,31 @@ class WorkerPool:
     def _prove_pattern(self, number: int, tensor: torch.Tensor, layout: str,
                        has_geometry: bool) -> None:
         """What is written to page 0 through vLLM's tensor is read through kvtrunk's view, and in a
-        mapping that has nothing to do with it."""
+        mapping that has nothing to do with it. Page 0 is scratch, which other engines write, too:
+        so it is tried more than once."""
+        for _ in range(SCRATCH_TRIES):
+            if self._arrives(number, tensor, layout, has_geometry):
+                tensor[0].zero_()
+                return
+        refuse("what vLLM writes to page 0 is not what kvtrunk reads there: this layout of vLLM's "
+               "is not the pool's")
+
+    def _arrives(self, number: int, tensor: torch.Tensor, layout: str, has_geometry: bool) -> bool:
         bits = tensor[0].view(torch.uint8)
-        pattern = torch.arange(bits.numel(), device=bits.device).add(7 * number + 1).remainder(251)
-        bits.copy_(pattern.to(torch.uint8).view(bits.shape))
-        written = tensor[0]
+        pattern = torch.empty_like(bits)  # of the same strides
+        first = secrets.randbelow(251)
+        pattern.copy_(torch.arange(first, first + bits.numel(), device=bits.device)
+                      .remainder(251).to(torch.uint8).view(bits.shape))
+        bits.copy_(pattern)
         if has_geometry:
             layer = self._pool.layer(number)
             planes = (torch.from_dlpack(part)[0] for part in (layer.k_bits, layer.v_bits))
-            same = all(torch.equal(plane.contiguous().view(torch.uint8),
+            return all(torch.equal(plane.contiguous().view(torch.uint8),
                                    want.contiguous().view(torch.uint8))
-                       for plane, want in zip(planes, _planes(written, layout)))
-        else:
-            at = tensor.data_ptr() - self.memory.data_ptr()
-            flat = torch.from_dlpack(self._pool.raw)[at:at + bits.numel()]
-            order = torch.as_strided(bits, (bits.numel(),), (1,), bits.storage_offset())
-            same = torch.equal(flat.view(torch.uint8), order)
-        if not same:
-            refuse("what vLLM writes to page 0 is not what kvtrunk reads there: this layout of "
-                   "vLLM's is not the pool's")
-        bits.zero_()
+                       for plane, want in zip(planes, _planes(pattern.view(tensor.dtype), layout)))
+        at = tensor.data_ptr() - self.memory.data_ptr()
+        flat = torch.from_dlpack(self._pool.raw)[at:at + bits.numel()]
+        return torch.equal(flat.view(torch.uint8), torch.as_strided(pattern, (bits.numel(),), (1,)))
 
 
 def _is_dense(block: torch.Tensor) -> bool:

@@ -396,6 +396,35 @@ def test_pages_of_bytes_alone_are_refused_unless_they_are_whole():
             del pool, memory, layers, tensors
 
 
+@pytest.mark.parametrize("pages", [{"page_bytes": 2 * 2 * 128 * PAGE * 4},
+                                   geometry(kv_order="page")], ids=["bytes", "geometry"])
+@pytest.mark.parametrize("busy", [5, None], ids=["sometimes", "always"])
+def test_others_may_write_to_page_0_meanwhile(monkeypatch, pages, busy):
+    from kvtrunk.vllm import _pool
+
+    with testing.daemon(**{"page_size": PAGE, **pages, "n_pages": 8}) as daemon, \
+            daemon.connect(any_geometry=True) as client, \
+            daemon.connect(any_geometry=True) as other:
+        pool, equal = _pool.WorkerPool(client, 0), torch.equal
+        scratch = torch.from_dlpack(other.map_pool().raw)[:client.info.page_bytes]
+        layers = pool.memory.view(torch.float32).view(8, 2, 2, PAGE, 128).transpose(0, 1)
+        left = iter(range(busy or 1 << 30))
+
+        def behind_another(*given):
+            if next(left, None) is not None:
+                scratch.add_(1)
+            return equal(*given)
+
+        monkeypatch.setattr(torch, "equal", behind_another)
+        tensors = {f"model.layers.{i}": layers[i] for i in range(2)}
+        if busy:
+            pool.prove(tensors, "BLHNC", "CPU_ATTN" if client.info.geometry else "FLASH_ATTN")
+        else:
+            with pytest.raises(rules.Refused, match="page 0"):
+                pool.prove(tensors, "BLHNC", "CPU_ATTN" if client.info.geometry else "FLASH_ATTN")
+        del scratch, pool, layers, tensors
+
+
 def refusal(daemon, folder, tmp_path, **options):
     """What an engine says that does not start."""
     engine = Engine(folder, tmp_path / "log", daemon, **options)
