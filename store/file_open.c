@@ -495,24 +495,29 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	kvt_progress_end(&line);
 }
 
+/* Write the head of a file in use. False: the file is turned off. */
+static bool keep_head(struct kvt_file *file)
+{
+	int rc = write_head(file);
+
+	if (rc != 0)
+		kvt_file_turn_off(file, "write", rc);
+	return rc == 0;
+}
+
 uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
 {
-	int rc;
-
 	if (!file || memcmp(file->head.instance, instance, sizeof(file->head.instance)) == 0)
 		return file ? file->head.epoch : epoch;
 	memcpy(file->head.instance, instance, sizeof(file->head.instance));
 	file->head.epoch = epoch;
-	rc = write_head(file);
-	if (rc != 0)
-		kvt_file_turn_off(file, "write", rc);
+	keep_head(file);
 	return epoch;
 }
 
 void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 {
 	uint32_t oldest;
-	int rc;
 
 	if (!file)
 		return;
@@ -522,12 +527,9 @@ void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 	file->head.first_write = file->next_write;
 	file->head.epoch = epoch;
 	/* Also after a failure: the next start uses the file again. */
-	rc = write_head(file);
-	if (rc == 0)
-		return;
-	kvt_file_turn_off(file, "write", rc);
-	fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would find it: "
-		"remove the file\n", file->path);
+	if (!keep_head(file))
+		fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would "
+			"find it: remove the file\n", file->path);
 }
 
 static int write_checkpoint(struct kvt_file *file)
