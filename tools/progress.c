@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "shm/clock.h"
 #include "tools/progress.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "shm/clock.h"
 
 #define SILENT_NS 2000000000ll
 #define TERMINAL_NS 200000000ll
