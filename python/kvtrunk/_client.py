@@ -1119,8 +1119,9 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     fields = [fingerprint] if fingerprint else []
     if sides is not None:
         numbers = [operator.index(pages) for pages in sides]
-        if len(numbers) > lib.KVT_MAX_SIDES or not all(0 < pages <= 1024 for pages in numbers):
-            raise ValueError(f"sides are up to {lib.KVT_MAX_SIDES} numbers from 1 to 1024, not "
+        most = lib.KVT_MAX_SIDE_PAGES // 2
+        if len(numbers) > lib.KVT_MAX_SIDES or not all(0 < pages <= most for pages in numbers):
+            raise ValueError(f"sides are up to {lib.KVT_MAX_SIDES} numbers from 1 to {most}, not "
                              f"{numbers}: no daemon has those")
         fields.append("sides=" + ",".join(map(str, numbers)))
     if fields:
