@@ -534,14 +534,15 @@ class Publisher:
         for _ in range(_ANSWERED_MAX):
             if not self._missed:
                 break
-            peer, seq = self._missed.popleft()
+            peer, seq = self._missed[0]
             seq = max(seq, self._seq - len(self._sent))
             if seq < self._seq:
                 self._replay.send_multipart((peer, b"", self._topic, seq.to_bytes(8, "big"),
                                              self._sent[seq - self._seq]))
-                self._missed.appendleft((peer, seq + 1))
+                self._missed[0] = peer, seq + 1
             else:
                 self._replay.send_multipart((peer, b"", b"", b"\xff" * 8, b""))
+                self._missed.popleft()
 
     def close(self) -> None:
         """Close the sockets."""
