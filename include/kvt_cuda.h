@@ -75,6 +75,8 @@ enum kvt_cu_constant {
 	KVT_CU_GRANULARITY_RECOMMENDED = 1,
 	KVT_CU_ACCESS_READ = 1,
 	KVT_CU_ACCESS_READ_WRITE = 3,
+	KVT_CU_MEMORY_HOST = 1,
+	KVT_CU_MEMORY_DEVICE = 2,
 	KVT_CU_HOST_REGISTER_PORTABLE = 1,
 	KVT_CU_HOST_REGISTER_DEVICEMAP = 2,
 };
@@ -105,6 +107,21 @@ struct kvt_cu_allocation {
 struct kvt_cu_access {
 	struct kvt_cu_location location;
 	int flags;
+};
+
+/** One side of a copy of rows: in host memory, or in a device's. */
+struct kvt_cu_rows {
+	size_t x_bytes, y;
+	int type; /* KVT_CU_MEMORY_... */
+	void *host;
+	uint64_t device;
+	void *array;
+	size_t pitch; /* bytes from row to row */
+};
+
+struct kvt_cu_rows_copy {
+	struct kvt_cu_rows source, target;
+	size_t row_bytes, n_rows;
 };
 
 typedef void kvt_cu_host_fn(void *context);
@@ -145,6 +162,8 @@ typedef void kvt_cu_host_fn(void *context);
 		 (void *target, uint64_t source, size_t bytes, void *stream))                     \
 	FUNCTION(cuMemcpyDtoDAsync_v2, memory_copy,                                               \
 		 (uint64_t target, uint64_t source, size_t bytes, void *stream))                  \
+	FUNCTION(cuMemcpy2DAsync_v2, rows_copy,                                                   \
+		 (const struct kvt_cu_rows_copy *copy, void *stream))                             \
 	FUNCTION(cuIpcGetMemHandle, ipc_get, (struct kvt_cu_ipc_handle *handle, uint64_t memory)) \
 	FUNCTION(cuIpcOpenMemHandle_v2, ipc_open,                                                 \
 		 (uint64_t *memory, struct kvt_cu_ipc_handle handle, unsigned int flags))         \

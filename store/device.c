@@ -155,23 +155,21 @@ void kvt_device_pin(struct kvt_device *device, void *memory, uint64_t bytes)
 	leave(device);
 }
 
-void kvt_device_read(struct kvt_device *device, uint32_t slab, void *to, const uint8_t *from,
-		     uint64_t bytes)
+void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_device_rows *rows,
+		     void *memory, bool out)
 {
-	if (device->failed || enter(device, device->slabs[slab]))
-		return;
-	check(device, device->driver.memory_download(to, (uint64_t)(uintptr_t)from, bytes,
-						     device->slabs[slab]->stream));
-	leave(device);
-}
+	struct kvt_cu_rows there = { .type = KVT_CU_MEMORY_DEVICE,
+				     .device = (uint64_t)(uintptr_t)rows->first,
+				     .pitch = rows->stride };
+	struct kvt_cu_rows here = { .type = KVT_CU_MEMORY_HOST, .host = memory,
+				    .pitch = rows->bytes };
+	struct kvt_cu_rows_copy copy = { .source = out ? there : here,
+					 .target = out ? here : there,
+					 .row_bytes = rows->bytes, .n_rows = rows->n };
 
-void kvt_device_write(struct kvt_device *device, uint32_t slab, uint8_t *to, const void *from,
-		      uint64_t bytes)
-{
 	if (device->failed || enter(device, device->slabs[slab]))
 		return;
-	check(device, device->driver.memory_upload((uint64_t)(uintptr_t)to, from, bytes,
-						   device->slabs[slab]->stream));
+	check(device, device->driver.rows_copy(&copy, device->slabs[slab]->stream));
 	leave(device);
 }
 

@@ -29,11 +29,17 @@ int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t
 /** Let devices read and write host memory directly. Without it, copies take longer. */
 void kvt_device_pin(struct kvt_device *device, void *memory, uint64_t bytes);
 
-/** Queue a copy out of a slab, and into it. */
-void kvt_device_read(struct kvt_device *device, uint32_t slab, void *to, const uint8_t *from,
-		     uint64_t bytes);
-void kvt_device_write(struct kvt_device *device, uint32_t slab, uint8_t *to, const void *from,
-		      uint64_t bytes);
+/** Pieces of a page that lie at equal distances. */
+struct kvt_device_rows {
+	uint8_t *first;  /* in a slab: a device pointer */
+	uint64_t bytes;  /* of each */
+	uint64_t stride; /* bytes from one to the next: at least as many, at most INT32_MAX */
+	uint32_t n;
+};
+
+/** Queue a copy out of a slab, into memory where the rows lie one behind the other, or back. */
+void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_device_rows *rows,
+		     void *memory, bool out);
 /** Wait for all copies. -EIO: the driver failed, now or before. */
 int kvt_device_wait(struct kvt_device *device);
 /** What failed: "too many resources requested (error 701)". NULL: nothing has. */

@@ -105,38 +105,55 @@ static int settle(const struct kvt_slabs *slabs)
 	return 0;
 }
 
-int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to)
+/* The pieces from `first` on that have one size, and one distance, which a device can take. */
+static struct kvt_device_rows rows_from(const struct kvt_slabs *slabs, uint32_t first)
 {
-	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
-		for (uint32_t j = 0; j < slabs->n_pieces; j++) {
-			const struct kvt_pool_piece *piece = &slabs->pieces[j];
-			const uint8_t *from = slabs->bases[i] + piece->offset_bytes +
-					      page * piece->stride_bytes;
+	const struct kvt_pool_piece *piece = &slabs->pieces[first];
+	struct kvt_device_rows rows = { .bytes = piece->bytes, .stride = piece->bytes, .n = 1 };
 
-			if (slabs->device)
-				kvt_device_read(slabs->device, i, to, from, piece->bytes);
-			else
-				copy(to, from, piece->bytes);
-			to += piece->bytes;
+	while (first + rows.n < slabs->n_pieces) {
+		const struct kvt_pool_piece *next = &piece[rows.n];
+		uint64_t distance = next->offset_bytes - next[-1].offset_bytes;
+
+		if (next->bytes != piece->bytes || next->stride_bytes != piece->stride_bytes ||
+		    distance < piece->bytes || distance > INT32_MAX ||
+		    (rows.n > 1 && distance != rows.stride))
+			break;
+		rows.stride = distance;
+		rows.n++;
+	}
+	return rows;
+}
+
+static int copy_page(const struct kvt_slabs *slabs, uint32_t page, uint8_t *record, bool out)
+{
+	struct kvt_device_rows rows = { .n = 1 };
+
+	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
+		for (uint32_t j = 0; j < slabs->n_pieces; j += rows.n) {
+			const struct kvt_pool_piece *piece = &slabs->pieces[j];
+			uint8_t *at = slabs->bases[i] + piece->offset_bytes +
+				      page * piece->stride_bytes;
+
+			if (slabs->device) {
+				rows = rows_from(slabs, j);
+				rows.first = at;
+				kvt_device_copy(slabs->device, i, &rows, record, out);
+			} else {
+				copy(out ? record : at, out ? at : record, piece->bytes);
+			}
+			record += rows.n * piece->bytes;
 		}
 	}
 	return settle(slabs);
 }
 
+int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to)
+{
+	return copy_page(slabs, page, to, true);
+}
+
 int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from)
 {
-	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
-		for (uint32_t j = 0; j < slabs->n_pieces; j++) {
-			const struct kvt_pool_piece *piece = &slabs->pieces[j];
-			uint8_t *to = slabs->bases[i] + piece->offset_bytes +
-				      page * piece->stride_bytes;
-
-			if (slabs->device)
-				kvt_device_write(slabs->device, i, to, from, piece->bytes);
-			else
-				copy(to, from, piece->bytes);
-			from += piece->bytes;
-		}
-	}
-	return settle(slabs);
+	return copy_page(slabs, page, (uint8_t *)(uintptr_t)from, false);
 }

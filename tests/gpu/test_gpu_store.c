@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kvtstored beside a pool in device memory, on a device: an evicted prompt comes back with its
- * bytes, and how fast pages are copied out and loaded, beside one copy of as many bytes. Needs the
- * daemon and the store beside the driver.
+ * bytes, and so does what another instance computed; and how fast pages are copied out and loaded,
+ * beside one copy of as many bytes. Needs the daemon and the store beside the driver.
  *
  * Inputs: backend and order of layers. Invariant: each piece of each page has the content of its
  * prompt. Figures go to stdout as JSON lines.
@@ -13,6 +13,7 @@
 
 #define PAGE 16u
 #define N_PAGES (gpu_emulated() ? 64u : 512u) /* of a prompt */
+#define ROOM (gpu_emulated() ? "16M" : "2G")  /* of a store */
 
 struct engine {
 	struct gpu gpu;
@@ -24,11 +25,11 @@ struct engine {
 	uint64_t page_bytes;
 };
 
-static void engine_open(struct engine *engine)
+static void engine_open(struct engine *engine, const struct kvt_test_daemon *daemon)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 
-	options.socket_path = daemon_.socket;
+	options.socket_path = daemon->socket;
 	options.flags = KVT_ANY_GEOMETRY;
 	options.fetch_wait_ns = 60000000000; /* for a busy machine */
 	kvt_test_equal(kvt_client_connect(&engine->client, &options, NULL), 0);
@@ -132,14 +133,14 @@ static uint64_t copy_rate(struct engine *engine, bool out)
 	return bytes * 1000000000 / took_ns;
 }
 
-/* For each seed: serve it. 0: evict all. */
+/* For each seed: serve it with the daemon that is the context. 0: evict all. */
 static void engine_run(int pipe, void *context)
 {
 	struct engine engine;
 	uint64_t seed, begin_ns = 0;
 	uint32_t evicted;
 
-	engine_open(&engine);
+	engine_open(&engine, context);
 	kvt_test_send(pipe, copy_rate(&engine, true));
 	kvt_test_send(pipe, copy_rate(&engine, false));
 	while (kvt_test_receive(pipe, &seed)) {
@@ -160,35 +161,76 @@ static uint64_t ask(struct kvt_test_child *child, uint64_t seed, uint64_t *ret_b
 	return word;
 }
 
+static void start_engine(struct kvt_test_child *engine, struct kvt_test_daemon *daemon,
+			 double *ret_out_gb, double *ret_in_gb)
+{
+	kvt_test_child_start(engine, engine_run, daemon);
+	*ret_out_gb = (double)kvt_test_word(engine->pipe) / 1e9;
+	*ret_in_gb = (double)kvt_test_word(engine->pipe) / 1e9;
+}
+
+static double gb_per_s(const struct kvt_test_peer *peer, uint64_t ns)
+{
+	struct kvt_store_status status = kvt_test_store_status(peer);
+
+	return (double)(N_PAGES * (status.ram_bytes / status.room_pages)) / (double)ns;
+}
+
 static void keep_and_load(const char *backend, const char *order)
 {
 	struct kvt_test_store store;
 	struct kvt_test_child engine;
 	struct kvt_test_peer peer;
-	uint64_t out_rate, in_rate, page_bytes, begin_ns, took_ns, out_ns;
+	double floor_out_gb, floor_in_gb;
+	uint64_t took_ns, out_ns;
 
-	kvt_test_store_start(&store, &daemon_, gpu_emulated() ? "16M" : "2G");
+	kvt_test_store_start(&store, &daemon_, ROOM);
 	kvt_test_peer_open(&peer, &store);
-	kvt_test_child_start(&engine, engine_run, NULL);
-	out_rate = kvt_test_word(engine.pipe);
-	in_rate = kvt_test_word(engine.pipe);
+	start_engine(&engine, &daemon_, &floor_out_gb, &floor_in_gb);
 	kvt_test_equal(ask(&engine, 1, &took_ns), 0);
-	begin_ns = kvt_now_ns(); /* a little late: it copies as pages are committed */
-	page_bytes = kvt_test_store_settled(&peer, N_PAGES).ram_bytes;
-	out_ns = kvt_now_ns() - begin_ns;
-	page_bytes /= kvt_test_store_status(&peer).room_pages;
+	out_ns = kvt_now_ns(); /* a little late: it copies as pages are committed */
+	kvt_test_store_settled(&peer, N_PAGES);
+	out_ns = kvt_now_ns() - out_ns;
 	kvt_test_equal(ask(&engine, 0, &took_ns), 0);
 	kvt_test_equal(ask(&engine, 1, &took_ns), (N_PAGES - 1) * PAGE);
 	gpu_figure("a store's copies", "\"backend\": \"%s\", \"order\": \"%s\", "
-		   "\"page_bytes\": %llu, "
-		   "\"out_gb_per_s\": %.2f, \"load_gb_per_s\": %.2f, \"floor_out_gb_per_s\": %.2f, "
-		   "\"floor_in_gb_per_s\": %.2f", backend, order, (unsigned long long)page_bytes,
-		   (double)(N_PAGES * page_bytes) / (double)out_ns,
-		   (double)(N_PAGES * page_bytes) / (double)took_ns, (double)out_rate / 1e9,
-		   (double)in_rate / 1e9);
+		   "\"out_gb_per_s\": %.2f, \"load_gb_per_s\": %.2f, "
+		   "\"floor_out_gb_per_s\": %.2f, \"floor_in_gb_per_s\": %.2f", backend, order,
+		   gb_per_s(&peer, out_ns), gb_per_s(&peer, took_ns), floor_out_gb, floor_in_gb);
 	kvt_test_child_end(&engine);
 	kvt_test_peer_close(&peer);
 	kvt_test_equal(kvt_test_store_stop(&store), 0);
+}
+
+/* What another instance on the same device computed, through host memory. */
+static void load_from_sibling(const char *config, const char *backend, const char *order)
+{
+	struct kvt_test_daemon sibling;
+	struct kvt_test_child owner, engine;
+	struct kvt_test_store store;
+	struct kvt_test_peer peer;
+	double floor_out_gb, floor_in_gb;
+	uint64_t took_ns;
+
+	kvt_test_daemon_begin(&sibling, config);
+	start_engine(&owner, &sibling, &floor_out_gb, &floor_in_gb);
+	kvt_test_equal(ask(&owner, 2, &took_ns), 0);
+	kvt_test_store_start_with(&store, &daemon_, ROOM,
+				  (const char *[]){ "--sibling", sibling.socket, NULL });
+	kvt_test_peer_open(&peer, &store);
+	while (kvt_test_store_status(&peer).sibling_pages != N_PAGES)
+		;
+	start_engine(&engine, &daemon_, &floor_out_gb, &floor_in_gb);
+	kvt_test_equal(ask(&engine, 2, &took_ns), (N_PAGES - 1) * PAGE);
+	gpu_figure("a sibling's pages", "\"backend\": \"%s\", \"order\": \"%s\", "
+		   "\"load_gb_per_s\": %.2f, \"floor_out_gb_per_s\": %.2f, "
+		   "\"floor_in_gb_per_s\": %.2f", backend, order, gb_per_s(&peer, took_ns),
+		   floor_out_gb, floor_in_gb);
+	kvt_test_child_end(&engine);
+	kvt_test_child_end(&owner);
+	kvt_test_peer_close(&peer);
+	kvt_test_equal(kvt_test_store_stop(&store), 0);
+	kvt_test_daemon_end(&sibling);
 }
 
 int main(void)
@@ -212,6 +254,7 @@ int main(void)
 			 2 * N_PAGES, orders[i / 2]);
 		kvt_test_daemon_begin(&daemon_, config);
 		keep_and_load(backends[i % 2], orders[i / 2]);
+		load_from_sibling(config, backends[i % 2], orders[i / 2]);
 		kvt_test_daemon_end(&daemon_);
 	}
 	return gpu_test_end();

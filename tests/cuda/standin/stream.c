@@ -474,6 +474,28 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t bytes, voi
 	return item_put(stream, item);
 }
 
+/* Row by row, as copies of their own. */
+EXPORT int cuMemcpy2DAsync_v2(const struct kvt_cu_rows_copy *copy, void *stream)
+{
+	const struct kvt_cu_rows *from = &copy->source, *to = &copy->target;
+	bool out = from->type == KVT_CU_MEMORY_DEVICE;
+	int error = 0;
+
+	ENTER_CONTEXT("cuMemcpy2DAsync_v2");
+	if (from->type == to->type || from->x_bytes | from->y | to->x_bytes | to->y ||
+	    from->pitch < copy->row_bytes || from->pitch > INT32_MAX ||
+	    to->pitch < copy->row_bytes || to->pitch > INT32_MAX)
+		return KVT_CU_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < copy->n_rows && error == 0; i++)
+		error = out ? cuMemcpyDtoHAsync_v2((char *)to->host + i * to->pitch,
+						   from->device + i * from->pitch,
+						   copy->row_bytes, stream)
+			    : cuMemcpyHtoDAsync_v2(to->device + i * to->pitch,
+						   (char *)from->host + i * from->pitch,
+						   copy->row_bytes, stream);
+	return error;
+}
+
 EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes);
 EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t bytes)
 {
