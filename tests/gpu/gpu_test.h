@@ -119,12 +119,15 @@ static inline bool gpu_emulated(void)
 	return getenv("KVT_TEST_EMULATED") != NULL;
 }
 
-/* True if a device can be used; else prints the reason. */
+/* The device belongs to a server of MPS: for one user, and work there outlives its process. */
+static bool gpu_mps;
+
+/* Answers 0: no device can be used, and prints the reason; 2: under MPS; else 1. */
 static inline void gpu_look(int pipe, void *context)
 {
 	struct kvt_cu_driver driver;
 	const char *missing = NULL;
-	int count = 0, error = 0, rc = kvt_cu_load(&driver, &missing);
+	int count = 0, mps = 0, error = 0, rc = kvt_cu_load(&driver, &missing);
 
 	if (rc == 0)
 		error = driver.init(0);
@@ -140,7 +143,9 @@ static inline void gpu_look(int pipe, void *context)
 		       kvt_cu_text(&driver, error), error);
 	else if (!count)
 		printf("skip: there is no CUDA device\n");
-	kvt_test_send(pipe, count > 0);
+	else
+		driver.device_attribute(&mps, KVT_CU_ATTRIBUTE_MPS_ENABLED, 0);
+	kvt_test_send(pipe, count == 0 ? 0 : mps ? 2 : 1);
 }
 
 /* Skips without a device. The stand-in gets separate memory. */
@@ -161,6 +166,7 @@ static inline void gpu_test_begin(void)
 	kvt_test_child_finish(&child);
 	if (!found)
 		exit(77);
+	gpu_mps = found == 2;
 }
 
 static inline int gpu_test_end(void)
