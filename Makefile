@@ -160,7 +160,7 @@ check check-long check-all check-engines check-ci:
 check: check_rounds := short
 check-long: check_rounds := long
 check-all: check_rounds := short long
-check-ci: check_rounds := short long engines
+check-ci: check_rounds := short long engines again
 check-engines: check_rounds := engines
 
 gpu-check:
