@@ -36,7 +36,7 @@ struct kvt_fetched {
 	uint32_t cached;      /* positions that the pool had when it was asked for */
 	uint32_t positions;   /* that are loaded behind them; 0: none */
 	uint32_t expected_us; /* until the last of them is there */
-	uint32_t reserved;
+	uint32_t wait_ms;     /* for them at most: ttl_ms of the BEGIN; 0: there are none */
 };
 
 /** Ask for what the pool lacks of a BEGIN. Reads namespace_id, root_key, keys and n_keys (all

@@ -143,6 +143,12 @@ static bool welcomed(const struct kvt_client *client, struct kvt_store_end *end,
 	return true;
 }
 
+/* How long a BEGIN waits for a load at most, in ms: options->fetch_wait_ns. 0: there is none. */
+static uint32_t load_ms(const struct kvt_store_end *end, uint32_t positions)
+{
+	return positions ? LOAD_MS + positions / 4 + (uint32_t)(end->wait_ns / 1000000) : 0;
+}
+
 /* Take an answer. False: it answers nothing. */
 static bool answered(struct kvt_store_end *end, const struct kvt_store_answer *answer)
 {
@@ -156,6 +162,7 @@ static bool answered(struct kvt_store_end *end, const struct kvt_store_answer *a
 	kvt_area_give(&end->area, ask->extent);
 	ask->fetched.positions = answer->positions;
 	ask->fetched.expected_us = answer->expected_us;
+	ask->fetched.wait_ms = load_ms(end, answer->positions);
 	ask->state = ask->state == ASK_OPEN ? ASK_ANSWERED : ASK_FREE;
 	ask->generation++;
 	end->misses = 0;
@@ -446,7 +453,5 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 		return 0;
 	}
 	ask->state = ASK_FREE;
-	if (!ask->fetched.positions)
-		return 0;
-	return LOAD_MS + ask->fetched.positions / 4 + (uint32_t)(wait_ns / 1000000);
+	return ask->fetched.wait_ms;
 }

@@ -266,16 +266,14 @@ static void fetch(struct worker *worker, struct kvt_request *begin)
 	const struct timespec pause = { .tv_nsec = FETCH_LOOK_NS };
 	struct kvt_fetched fetched = { .positions = 0 };
 	int rc = kvt_fetch(worker->client, begin);
-	uint32_t patience_ms;
 
 	if (rc == 1)
 		while ((rc = kvt_fetch_poll(worker->client, &fetched)) == 0)
 			nanosleep(&pause, NULL);
 	if (rc < 0 || !fetched.positions)
 		return; /* BEGIN tells if the daemon is gone */
-	patience_ms = 1000 + fetched.positions / 4;
 	begin->flags |= KVT_F_WAIT;
-	begin->ttl_ms = begin->ttl_ms > patience_ms ? begin->ttl_ms : patience_ms;
+	begin->ttl_ms = begin->ttl_ms > fetched.wait_ms ? begin->ttl_ms : fetched.wait_ms;
 }
 
 static void begin(struct worker *worker, struct run *run)

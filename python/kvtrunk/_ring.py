@@ -28,8 +28,6 @@ Lease = tuple[int, int]
 
 WAIT_MS = 30_000
 """How long a request is held back at most for what another process computes of it."""
-_LOAD_MS, _LOAD_MS_PER_1024 = 1000, 250
-"""The same for what a store loads of it: by positions that it promised."""
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
 _FULL: int = lib.KVT_F_FULL
@@ -151,9 +149,7 @@ class Ring:
     def _reap_fetched(self) -> None:
         fetched = self._fetched
         while self._check(lib.kvt_fetch_poll(self._handle, fetched)):
-            n = fetched.positions
-            self._notice(fetched.user_data,
-                         _LOAD_MS + _LOAD_MS_PER_1024 * n // 1024 if n else WAIT_MS)
+            self._notice(fetched.user_data, fetched.wait_ms or WAIT_MS)
 
     def _call(self) -> tuple[int, list[int]]:
         """Wait for the answer: its error, unless that is raised, and its pages."""

@@ -4,11 +4,8 @@ import json
 import os
 import sys
 
-from kvtrunk import _ring
-
 if "KILL" in os.environ:
     import killer  # noqa: F401
-_ring._LOAD_MS = int(os.environ.get("LOAD_MS", _ring._LOAD_MS))
 
 
 def serve(started, operations):

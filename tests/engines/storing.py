@@ -10,13 +10,13 @@ import time
 import pytest
 import stores
 from conftest import PAGE
-from engine import counters, expect_nothing_held, prompt, until
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
 from sharing import new_epoch, whole
 
 from kvtrunk._ring import WAIT_MS
 
 N = 480
-PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000", "LOAD_MS": "5000"}
+PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000"}
 """Environment of an engine on a busy machine, where an answer and a load take longer."""
 SEEDS = itertools.count(5000)
 
@@ -43,12 +43,19 @@ def be_asked(store, engine):
           store.counts()["fetches"] > asked)
 
 
+def copied(daemon, store):
+    """Wait until the store has all that engines computed. Their last COMMIT may still be under way.
+    """
+    until(all_pages_are_back, daemon)
+    store.settled(0)
+
+
 def keep(daemon, store, engine):
     """A prompt that an engine computes, the store copies, and the pool loses. Returns it and its
     tokens."""
     text = prompt(next(SEEDS), N)
     tokens = engine.generate(text)[0]["tokens"]
-    store.settled(0)
+    copied(daemon, store)
     with daemon.connect() as client:
         client.evict(1 << 20)
     return text, tokens
@@ -59,7 +66,7 @@ def test_what_other_traffic_evicted_is_loaded(daemon, engines, store, page):
     text = prompt(next(SEEDS), N)
     tokens = private.generate(text)[0]["tokens"]
     assert a.generate(text)[0]["tokens"] == tokens
-    store.settled(0)
+    copied(daemon, store)
     now = counters(daemon)
     while counters(daemon).evicted_pages < now.evicted_pages + now.cached_pages:
         a.generate(prompt(next(SEEDS), N), max_tokens=1)

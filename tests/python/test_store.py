@@ -108,7 +108,7 @@ def test_a_ring_s_begin_behind_a_fetch_reuses_what_is_loaded(daemon):
         store.settled(N // 16)
         client.evict(4095)
         wait_ms = await_notice(ring, ring.fetch(namespace._id, keys))
-        assert wait_ms == 1000 + 250
+        assert wait_ms == 1000 + N // 4 + 60_000
         begun = begin(ring, namespace, keys, 60000)
         assert begun.reusable == N - 16
         ring.end(begun.lease, None)

@@ -18,7 +18,7 @@ import stores
 from conftest import geometry
 from engine import counters, expect_nothing_held, until
 
-from kvtrunk import ConnectionLost, InvalidArgument, _ring, testing
+from kvtrunk import ConnectionLost, InvalidArgument, testing
 
 
 @dataclasses.dataclass
@@ -238,7 +238,6 @@ def test_requests_are_computed_again_on_a_daemon_that_comes_back_empty(folder, m
 def patient(monkeypatch):
     """On a busy machine a store answers late, and loads long."""
     monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
-    monkeypatch.setattr(_ring, "_LOAD_MS", 60_000)
 
 
 # Of the other kinds few loads are long enough that a BEGIN waits for them, or fit beside a match.

@@ -11,7 +11,7 @@ from conftest import PAGE, geometry
 from engine import expect_nothing_held, prompt, until
 from measure_step import PAGES, Scheduler
 
-from kvtrunk import _ring, testing
+from kvtrunk import testing
 from kvtrunk._ring import WAIT_MS
 
 N = 1000
@@ -19,16 +19,15 @@ WHOLE = (N - 1) // PAGE * PAGE
 
 
 @contextlib.contextmanager
-def beside_a_store(monkeypatch, ram="16M", wait_ms=60000, load_ms=60000, **options):
-    """A daemon and a store. Engines that are made meanwhile use them. wait_ms, load_ms: for its
-    answers and its loads, which take longer on a busy machine."""
+def beside_a_store(monkeypatch, ram="16M", wait_ms=60000, **options):
+    """A daemon and a store. Engines that are made meanwhile use them. wait_ms: for its answers, and
+    for its loads beyond a second. Both take longer on a busy machine."""
     options = {"n_pages": PAGES, "coalesce_threshold": 0, **options}  # it waits for whole loads
     with testing.daemon(**geometry(**options)) as daemon, \
             stores.running(daemon, ram) as store:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")  # there is no worker
         monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", str(wait_ms))
-        monkeypatch.setattr(_ring, "_LOAD_MS", load_ms)
         yield daemon, store
         expect_nothing_held(daemon)
 
@@ -122,28 +121,30 @@ def test_a_stopped_store_costs_three_short_waits(folder, monkeypatch):
         texts = (prompt(seed, N) for seed in itertools.count())
         until(lambda: reused(engine, next(texts)) or store.counts()["fetches"])
         store.signal(signal.SIGSTOP)
-        asked = []
+        asked, begun = [], time.monotonic()
         fetch = ring.fetch
         monkeypatch.setattr(ring, "fetch", lambda *more: asked.append(fetch(*more)) or asked[-1])
         for _ in range(4):
             assert reused(engine, next(texts)) == 0
-        assert len(asked) == 4 and not all(asked)
+        # Again after a second, which may have passed on a busy machine.
+        assert len(asked) == 4 and (not all(asked) or time.monotonic() - begun > 1)
 
 
 def interrupted(store, engine, tokens, number):
     """Ask for a prompt, and signal the store when the request has begun to wait for the load. Returns
-    what it reused, and how many seconds later it was admitted."""
+    whether it waited in vain, and how many seconds later it was admitted."""
     before, begun = engine.reused, time.monotonic()
     engine.theirs.add_request(engine.request(f"interrupted {number} {tokens[:3]}", tokens, 1))
     [state] = engine.theirs.kv_cache_manager.states.values()
     while state.wait_ms == WAIT_MS and state.lease is None:
         engine.finish(engine.theirs.schedule())
+    loads = state.wait_ms != WAIT_MS  # the answer came in time
     store.signal(number)
     while engine.reused == before and state.lease is None:
         engine.finish(engine.theirs.schedule())
     waited = time.monotonic() - begun
     engine.run([])
-    return engine.reused - before, waited
+    return loads and engine.reused - before < WHOLE, waited
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -151,13 +152,13 @@ def test_a_store_that_ends_or_stops_in_a_load_costs_a_computation(folder, monkey
     big = {"layers": 16, "kv_heads": 8, "n_pages": 320}  # 2 MiB a page
     for seed in range(20):
         tokens = prompt(seed, N)
-        with beside_a_store(monkeypatch, "80M", load_ms=1000, **big) as (daemon, store), \
+        with beside_a_store(monkeypatch, "80M", wait_ms=2000, **big) as (daemon, store), \
                 engines(folder, 1) as (engine,):
             keep(daemon, store, engine, tokens)
-            found, waited = interrupted(store, engine, tokens, number)
+            in_vain, waited = interrupted(store, engine, tokens, number)
             store.signal(signal.SIGCONT)
-            assert waited < 10  # not WAIT_MS
-            if found < WHOLE:
+            assert waited < WAIT_MS / 1000
+            if in_vain:
                 break
     else:
         raise AssertionError("no load was interrupted")
