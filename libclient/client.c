@@ -14,6 +14,7 @@
 #include "libclient/device.h"
 #include "libclient/fail.h"
 #include "libclient/fetch.h"
+#include "libclient/slot.h"
 #include "libclient/steps.h"
 #include "libclient/stream.h"
 #include "libclient/submit.h"
@@ -185,6 +186,20 @@ static void leave_close(struct kvt_client *client, struct kvt_fence fence)
 	kvt_client_kick(client);
 }
 
+/* Free the slots of answers that none takes any more, so that CLOSE has room. */
+static void drop_answers(struct kvt_client *client)
+{
+	client->done = (struct kvt_slot_list){ 0 };
+	for (uint32_t i = 1; i < client->n_slots; i++) {
+		struct kvt_slot *slot = &client->slots[i];
+
+		if (slot->state == KVT_SLOT_DONE || slot->state == KVT_SLOT_HELD)
+			kvt_slot_free(client, i);
+		else if (slot->state == KVT_SLOT_FLYING)
+			slot->state = KVT_SLOT_SILENT;
+	}
+}
+
 int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 {
 	struct kvt_request request = { .op = KVT_OP_CLOSE, .fence = fence };
@@ -195,8 +210,12 @@ int kvt_client_close(struct kvt_client *client, struct kvt_fence fence)
 		return 0;
 	kvt_client_check_fork(client);
 	rc = kvt_client_usable(client);
-	if (rc == 0 && client->has_session)
+	if (rc == 0 && client->has_session) {
+		drop_answers(client);
 		rc = kvt_client_call(client, &request, NULL, &result);
+		if (rc == -EAGAIN) /* no room until the deadline */
+			rc = -ETIMEDOUT;
+	}
 	if (rc == 0)
 		kvt_client_step(client, KVT_STEP_CLOSED);
 	else if (rc < 0)

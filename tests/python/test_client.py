@@ -234,6 +234,12 @@ def test_submit_and_reap(client, ns):
         client.submit([kvtrunk.Request("dance")])
 
 
+def test_a_client_is_closed_with_answers_that_none_took(shared):
+    with shared.connect(any_geometry=True, sq_entries=8, cq_entries=8) as other:
+        while other.submit([kvtrunk.Request("alloc", arg=1)]):
+            pass
+
+
 def test_a_notice_follows_a_begin_that_does_not_wait(shared, client, ns):
     with shared.connect(any_geometry=True) as other:
         theirs = other.namespace(extra=CELL[0])
