@@ -121,8 +121,8 @@ class _Page:
 class _Space:
     """The tree of a namespace and root key."""
 
-    def __init__(self, roots: dict[int, _Space], root: int) -> None:
-        self._roots, self._root = roots, root
+    def __init__(self, spaces: _Spaces, digest: tuple[int, int], root: int) -> None:
+        self._spaces, self._digest, self._root = spaces, digest, root
         self.pages = 0
         """How many it has."""
         self.shared = False
@@ -134,7 +134,14 @@ class _Space:
         """Forget it, if it has no more pages and is not shared."""
         self.pages -= pages
         if not self.pages and not self.shared:
-            self._roots.pop(self._root, None)
+            roots = self._spaces.get(self._digest, {})
+            if roots.get(self._root) is self:
+                del roots[self._root]
+                if not roots:
+                    del self._spaces[self._digest]
+
+
+_Spaces = dict[tuple[int, int], dict[int, _Space]]
 
 
 class Index:
@@ -147,7 +154,7 @@ class Index:
         self._pairs = pairs
         self._numbers: dict[int, tuple[int, int]] = {}
         """Digests of namespaces."""
-        self._spaces: dict[tuple[int, int], dict[int, _Space]] = {}
+        self._spaces: _Spaces = {}
         """By digest and root key."""
         self._pages: dict[int, _Page] = {}
         self._told: dict[bytes, int] = {}
@@ -165,11 +172,9 @@ class Index:
     def _clear(self) -> list[Event]:
         self._pages.clear()
         self._told.clear()
-        for roots in self._spaces.values():
-            for space in list(roots.values()):
-                space.waiting.clear()
-                space.lose(space.pages)
-        self._spaces = {digest: roots for digest, roots in self._spaces.items() if roots}
+        for space in [space for roots in self._spaces.values() for space in roots.values()]:
+            space.waiting.clear()
+            space.lose(space.pages)
         return [Cleared()]
 
     def share(self, digest: tuple[int, int], root_key: int, value: Any,
@@ -204,7 +209,7 @@ class Index:
     def _space(self, digest: tuple[int, int], root_key: int) -> _Space:
         roots = self._spaces.setdefault(digest, {})
         root = 0 if self._pairs else root_key
-        return roots.get(root) or roots.setdefault(root, _Space(roots, root))
+        return roots.get(root) or roots.setdefault(root, _Space(self._spaces, digest, root))
 
     def _store(self, record: FeedRecord) -> list[Event]:
         last = 0
