@@ -101,6 +101,16 @@ class Events(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
+        try:
+            self._follow()
+        except Exception:  # of vLLM, of its publisher
+            logger.exception("kvtrunk: KV events have stopped: routers no longer learn what this "
+                             "engine has, and requests are served as before. Start it again to "
+                             "have them")
+        finally:
+            self._source.close()
+
+    def _follow(self) -> None:
         pause = _PAUSE_LEAST_S
         while not self._end.wait(pause):
             try:
@@ -117,7 +127,6 @@ class Events(threading.Thread):
                                                      events=[self._told(each) for each in found]))
             except RuntimeError:  # it is shut down
                 break
-        self._source.close()
 
     def _told(self, event: events.Event) -> Any:
         if isinstance(event, events.Cleared):

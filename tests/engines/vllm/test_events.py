@@ -16,6 +16,7 @@ from subscriber import Subscriber, cached
 
 from kvtrunk import testing
 from kvtrunk._server import free_port
+from kvtrunk.vllm import _events
 
 PAGES, LONGEST = 40, 7 * PAGE
 
@@ -137,6 +138,22 @@ def test_behind_a_publisher_that_was_held_up_all_is_told_again(folder, monkeypat
         ask(chance, engines, 10)
         agree(daemon, subscribers)
         assert subscribers[0].cleared >= 2
+
+
+def test_without_a_publisher_that_works_requests_are_served(folder, monkeypatch, tmp_path):
+    chance, said = random.Random(9), []
+
+    def fail(_):
+        raise TypeError("it knows no such event")
+
+    monkeypatch.setattr(_events.logger, "exception", said.append)
+    with pair(folder, monkeypatch, tmp_path) as (daemon, engines, subscribers):
+        monkeypatch.setattr(engines[0].theirs.kv_event_publisher, "publish", fail)
+        ask(chance, engines, 10)
+        until(lambda: said)
+        assert "KV events have stopped" in said[0]
+        ask(chance, engines, 10)
+        agree(daemon, subscribers[1:])
 
 
 def test_each_data_parallel_rank_tells_at_ports_of_its_own(monkeypatch, tmp_path):
