@@ -23,10 +23,12 @@ def found(name):
 class Cluster:
     """Three nodes and a replica of each, on loopback."""
 
-    def __init__(self, folder):
-        server, cli = found("redis-server"), found("redis-cli")
+    def __init__(self):
         self.ports = [free_port(10000) for _ in range(NODES)]  # the cluster's bus is there
         self.processes = []
+
+    def start(self, folder):
+        server, cli = found("redis-server"), found("redis-cli")
         for port in self.ports:
             at = folder / str(port)
             at.mkdir()
@@ -87,8 +89,9 @@ class Cluster:
 
 @pytest.fixture(name="cluster")
 def _cluster(tmp_path):
-    made = Cluster(tmp_path)
+    made = Cluster()
     try:
+        made.start(tmp_path)
         yield made
     finally:
         made.kill()
