@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/attach.h"
 
-/* Deadline of each call. While a daemon is stopped or hangs, so do its clients: a FETCH that finds
- * the store waiting with them loses nothing, and three of those are the last for a second. */
-#define CALL_NS 1000000000ll
-
 /* Map the pool, where the driver shows it. */
 static int map_pool(struct kvt_client *client, struct kvt_device **device,
 		    struct kvt_slabs *ret_slabs, struct kvt_error *why)
@@ -16,7 +12,7 @@ static int map_pool(struct kvt_client *client, struct kvt_device **device,
 	return kvt_slabs_map(ret_slabs, client, on_device ? *device : NULL, why);
 }
 
-int kvt_attach(const char *socket_path, struct kvt_client **ret_client,
+int kvt_attach(const char *socket_path, int64_t call_ns, struct kvt_client **ret_client,
 	       struct kvt_device **device, struct kvt_slabs *ret_slabs, struct kvt_error *why)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -28,7 +24,7 @@ int kvt_attach(const char *socket_path, struct kvt_client **ret_client,
 	options.flags = KVT_ANY_GEOMETRY; /* it writes pages as it read them */
 	options.begin_wait_ns = -1;
 	options.connect_wait_ns = -1;
-	options.timeout_ns = CALL_NS;
+	options.timeout_ns = call_ns;
 	options.store_path = "";
 	rc = kvt_client_connect(&client, &options, why);
 	if (rc != 0)

@@ -14,6 +14,7 @@
 #include "tools/progress.h"
 
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
+#define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -112,8 +113,9 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
 	const struct kvt_info *info;
-	int rc = kvt_attach(store->options.daemon_path, &store->client, &store->device,
-			    &store->slabs, why);
+	int rc = kvt_attach(store->options.daemon_path,
+			    store->tier.ram ? KVT_ATTACH_CALL_NS : START_CALL_NS, &store->client,
+			    &store->device, &store->slabs, why);
 
 	if (rc != 0)
 		return rc;
@@ -134,6 +136,8 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 		(uint32_t)((uint64_t)info->n_pages * store->options.load_percent / 100);
 	if (rc != 0)
 		kvt_store_disconnect(store);
+	else
+		kvt_client_set_timeout(store->client, KVT_ATTACH_CALL_NS);
 	return rc;
 }
 

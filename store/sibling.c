@@ -294,8 +294,8 @@ static int make_table(struct kvt_sibling *sibling, uint32_t n_pages)
 
 static int connect_to(struct kvt_sibling *sibling, struct kvt_error *why)
 {
-	int rc = kvt_attach(sibling->path, &sibling->client, &sibling->device, &sibling->slabs,
-			    why);
+	int rc = kvt_attach(sibling->path, KVT_ATTACH_CALL_NS, &sibling->client, &sibling->device,
+			    &sibling->slabs, why);
 	const struct kvt_info *info;
 
 	if (rc != 0)

@@ -380,12 +380,13 @@ TEST_WITH(peers_are_served_between_the_records_of_a_flood, start_large, stop)
 		kvt_test_equal(kvt_seq_begin(own.worker, own.space, keys, 131072, 0, 0, &seq), 0);
 		kvt_test_equal(kvt_seq_end(seq, 131072, NULL, 0, KVT_IDLE, 0), 0);
 	}
-	kvt_test_equal(send(own.peer.fd, &head, sizeof(head), 0), sizeof(head));
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(send(own.peer.fd, &head, sizeof(head), 0), sizeof(head));
 	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
-	status = kvt_test_store_status(&own.peer);
-	kvt_test_check(pages_told(&status) < n * 131072 / PAGE);
-	kvt_test_equal(recv(own.peer.fd, &status, sizeof(status), 0), sizeof(status));
-	kvt_test_check(pages_told(&status) < n * 131072 / PAGE);
+	for (int i = 0; i < 2; i++) {
+		kvt_test_equal(recv(own.peer.fd, &status, sizeof(status), 0), sizeof(status));
+		kvt_test_check(pages_told(&status) < n * 131072 / PAGE);
+	}
 	do
 		status = kvt_test_store_status(&own.peer);
 	while (pages_told(&status) < n * 131072 / PAGE);
@@ -471,6 +472,21 @@ TEST_WITH(a_signal_ends_a_store_that_starts, start_without_store, stop)
 		ends = ends_while_it_starts();
 	kvt_test_equal(kill(own.daemon.pid, SIGCONT), 0);
 	kvt_test_check(ends);
+}
+
+/* Longer than the calls of one that serves wait. */
+TEST_WITH(a_store_that_starts_waits_for_a_busy_daemon, start_without_store, stop)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *other;
+
+	options.socket_path = own.daemon.socket;
+	options.timeout_ns = 1500000000;
+	kvt_test_freeze(own.daemon.pid);
+	kvt_test_store_spawn(&own.store, &own.daemon, "1M", NULL);
+	kvt_test_equal(kvt_client_connect(&other, &options, NULL), -ETIMEDOUT);
+	kvt_test_equal(kill(own.daemon.pid, SIGCONT), 0);
+	kvt_test_check(kvt_test_store_await(&own.store, "serving"));
 }
 
 TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
