@@ -18,6 +18,7 @@
 
 #include "kvtrunk.h"
 #include "kvtrunk_wire.h"
+#include "shm/clock.h"
 
 /** Print place, message and the end of the daemons' output; then end the process. */
 #define kvt_test_fail(...) kvt_test_fail_at(__FILE__, __LINE__, __VA_ARGS__)
@@ -130,13 +131,17 @@ void kvt_test_audit(const struct kvt_test_daemon *daemon);
 struct kvt_admin_status kvt_test_status(const struct kvt_test_daemon *daemon);
 /** Return the counters once background work is done. */
 struct kvt_counters kvt_test_settled(const struct kvt_test_daemon *daemon);
-/** Ask for settled counters until `condition` on them holds. An idle daemon soon notices what a
- * test waits for: after very many answers the test ends with the condition and the counters. */
+/** Ask for settled counters until `condition` on them holds. After KVT_TEST_PATIENCE_NS the test
+ * ends with the condition and the counters. */
 #define kvt_test_until(daemon, counters, condition)                                               \
-	for (uint32_t kvt_asked = 0; (counters) = kvt_test_settled(daemon), !(condition);)        \
-		kvt_test_patience(__FILE__, __LINE__, #condition, &(counters), ++kvt_asked)
+	for (int64_t kvt_began_ns = kvt_now_ns();                                                 \
+	     (counters) = kvt_test_settled(daemon), !(condition);)                                \
+		kvt_test_patience(__FILE__, __LINE__, #condition, &(counters), kvt_began_ns)
 void kvt_test_patience(const char *file, int line, const char *condition,
-		       const struct kvt_counters *counters, uint32_t asked);
+		       const struct kvt_counters *counters, int64_t began_ns);
+/** For waits that say what they waited for: far more than a busy machine needs, and less than the
+ * runner allows. */
+#define KVT_TEST_PATIENCE_NS 120000000000
 /** Wait until a session holds nothing but quarantine, or is gone. */
 void kvt_test_session_ended(const struct kvt_test_daemon *daemon, uint32_t session);
 

@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define ASKED_MOST 200000u /* many seconds of asking */
 #define SALT 7 /* of all pages */
 
 static void exec_store(const char *socket_path, const char *ram, const char *const *more)
@@ -240,13 +239,14 @@ struct kvt_store_status kvt_test_store_drop(const struct kvt_test_peer *peer)
 
 struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages)
 {
+	int64_t began_ns = kvt_now_ns();
 	struct kvt_store_status status;
 
-	for (uint32_t asked = 0;; asked++) {
+	for (;;) {
 		status = kvt_test_store_status(peer);
 		if (status.queued_pages == 0 && status.open_loads == 0 && status.pages == pages)
 			return status;
-		if (asked == ASKED_MOST)
+		if (kvt_now_ns() - began_ns > KVT_TEST_PATIENCE_NS)
 			kvt_test_fail("the store has %llu pages, %llu wait, %llu loads; not %llu",
 				      (unsigned long long)status.pages,
 				      (unsigned long long)status.queued_pages,
