@@ -176,8 +176,8 @@ static int kvtctl(const char *command)
 	FILE *output;
 	int status;
 
-	snprintf(line, sizeof(line), "%s/kvtctl --socket %s %s 2>&1", kvt_test_build(),
-		 daemon_.socket, command);
+	snprintf(line, sizeof(line), "%s/kvtctl --timeout 300 --socket %s %s 2>&1",
+		 kvt_test_build(), daemon_.socket, command);
 	output = popen(line, "re");
 	kvt_test_check(output != NULL);
 	said[fread(said, 1, sizeof(said) - 1, output)] = '\0';
