@@ -34,7 +34,17 @@ int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay
 	for (uint32_t i = 0; i < options->workers; i++)
 		shared->workers[i].alive = 1;
 	shared->start_ns = (uint64_t)kvt_now_ns();
+	kvt_replay_crew_gate(crew, 0);
 	return 0;
+}
+
+void kvt_replay_crew_gate(struct kvt_replay_crew *crew, uint32_t n_killed)
+{
+	uint64_t n = crew->trace->n_requests, kills = crew->options->kills;
+	uint64_t gate = n_killed == kills ? n : n * (2 * n_killed + 3) / (2 * (kills + 1));
+
+	kvt_store_release(&crew->shared->gate, (uint32_t)gate);
+	kvt_replay_notify(crew->shared);
 }
 
 int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *why,

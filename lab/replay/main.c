@@ -456,17 +456,19 @@ static int start_crew(struct replay *replay)
 }
 
 /* Kill a worker when one is due. Kills are spread evenly over the trace, each in the middle of a
- * request; near the end any live worker will do. */
+ * request. If all requests in front of the gate are done, any live worker will do. */
 static void maybe_kill(struct replay *replay)
 {
-	uint64_t done = kvt_load_relaxed(&replay->crew.shared->done), n = replay->trace->n_requests;
+	struct kvt_replay_shared *shared = replay->crew.shared;
+	uint64_t done = kvt_load_relaxed(&shared->done), n = replay->trace->n_requests;
 	uint32_t kills = replay->options.kills, victim;
+	bool last_chance = done >= kvt_load_relaxed(&shared->gate);
 
 	if (replay->n_killed == kills ||
-	    done * (kills + 1) < n * (replay->n_killed + 1))
+	    (!last_chance && done * (kills + 1) < n * (replay->n_killed + 1)))
 		return;
 	victim = kvt_replay_crew_busy(&replay->crew);
-	for (uint32_t i = 0; victim == KVT_TRACE_NONE && done * 20 > n * 19 &&
+	for (uint32_t i = 0; victim == KVT_TRACE_NONE && last_chance &&
 	     i < replay->options.workers; i++) {
 		if (replay->crew.pids[i])
 			victim = i;
@@ -474,8 +476,8 @@ static void maybe_kill(struct replay *replay)
 	if (victim == KVT_TRACE_NONE)
 		return;
 	kill(replay->crew.pids[victim], SIGKILL);
-	replay->n_killed++;
 	kvt_replay_crew_bury(&replay->crew, victim);
+	kvt_replay_crew_gate(&replay->crew, ++replay->n_killed);
 }
 
 /* Format the remaining time at the rate so far. */

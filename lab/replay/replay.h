@@ -123,6 +123,7 @@ struct kvt_replay_shared {
 	uint32_t waiters;
 	uint32_t done; /* settled requests */
 	uint32_t stop;
+	uint32_t gate; /* requests from this one on wait for a kill */
 	uint64_t start_ns;
 	uint64_t device_free_ns __attribute__((aligned(128))); /* the device is busy until then */
 	struct kvt_replay_worker workers[KVT_REPLAY_MAX_WORKERS];
@@ -170,6 +171,8 @@ int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *w
 			  size_t why_bytes);
 /** Reap a worker that ended or was just killed. Its claimed requests count as lost. */
 void kvt_replay_crew_bury(struct kvt_replay_crew *crew, uint32_t number);
+/** Set the gate behind the next kill: half an interval after it is due, however late it comes. */
+void kvt_replay_crew_gate(struct kvt_replay_crew *crew, uint32_t n_killed);
 /** Return the youngest worker with a request under way, KVT_TRACE_NONE if there is none. */
 uint32_t kvt_replay_crew_busy(const struct kvt_replay_crew *crew);
 /** Unmap. No worker may be running. */

@@ -613,7 +613,7 @@ static int claim(struct worker *worker, int64_t *ret_wait_ns)
 	if (index >= worker->trace->n_requests || kvt_load_acquire(&shared->stop))
 		return -1;
 	*ret_wait_ns = 0;
-	if (!ready(worker, index, ret_wait_ns))
+	if (index >= kvt_load_acquire(&shared->gate) || !ready(worker, index, ret_wait_ns))
 		return 0;
 	if (!kvt_replace_u32(&shared->slots[index].owner, 0, worker->number + 1))
 		return 1; /* lost the race: look again */
