@@ -237,7 +237,7 @@ TEST(a_program_that_is_not_ready_is_replaced_by_the_old_one)
 {
 	static const char *const hows[] = { "hangs", "crashes", "ends" };
 
-	begin("watchdog_ms = 500\n");
+	begin("watchdog_ms = 5000\n");
 	start_work();
 	for (size_t i = 0; i < 3; i++) {
 		pid_t before = serving();
@@ -369,7 +369,7 @@ static void sweep(const char *what)
 
 TEST(any_system_call_may_fail)
 {
-	begin("watchdog_ms = 1000\n");
+	begin("watchdog_ms = 5000\n");
 	if (!kvt_trace_can_fail() || !kvt_trace_seize(daemon_.pid, true)) {
 		kvt_test_daemon_end(&daemon_);
 		kvt_skip("processes cannot be traced here");
