@@ -383,6 +383,8 @@ TEST_WITH(an_audit_that_the_oom_killer_ends_twice_is_refused, start_apart, stop)
 	kvt_test_equal(kvtctl("audit"), 1);
 	kvt_test_check(strstr(said, "two daemons died in this request"));
 	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=died_in"), 2);
+	for (int i = 0; i < 2; i++) /* of their successors, before that of the restart */
+		kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
 	kvt_test_equal(umount("/sys/fs/cgroup"), 0);
 	put(group.limit, cgroups[group.version].unlimited);
 	restart_in_order();
