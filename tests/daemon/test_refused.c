@@ -292,7 +292,7 @@ static void change_enter(int error, bool lies)
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 
-	kvt_test_daemon_prepare(&daemon, "watchdog_ms = 500\n");
+	kvt_test_daemon_prepare(&daemon, "watchdog_ms = 2000\n");
 	if (!start_on_host(&daemon, SYS_io_uring_enter, 0, "--supervise"))
 		kvt_skip("no seccomp filter can be set here");
 	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));

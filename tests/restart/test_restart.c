@@ -790,7 +790,7 @@ TEST(a_killed_child_that_does_not_end_is_said_once)
 	siginfo_t end;
 	pid_t child;
 
-	start("watchdog_ms = 1000\n");
+	start("watchdog_ms = 3000\n");
 	child = kvt_test_daemon_child(&daemon_);
 	if (!kvt_trace_seize(child, false))
 		kvt_skip("processes cannot be traced here");
