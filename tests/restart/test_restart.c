@@ -470,8 +470,8 @@ TEST(an_owner_that_died_while_no_daemon_lived_is_found)
 	kvt_test_child_kill(&child, SIGKILL);
 	resume_supervisor();
 	kvt_test_session_ended(&daemon_, session);
-	counters = kvt_test_settled(&daemon_);
-	kvt_test_equal(counters.private_pages + counters.quarantined_pages, 0);
+	kvt_test_until(&daemon_, counters,
+		       counters.private_pages + counters.quarantined_pages == 0);
 	kvt_test_equal(counters.live_leases, 0);
 	kvt_test_equal(counters.cached_pages, 4);
 	kvt_test_audit(&daemon_);
