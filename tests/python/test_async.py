@@ -13,7 +13,7 @@ N = 1000
 
 
 def run(main):
-    return asyncio.run(asyncio.wait_for(main, 60))
+    return asyncio.run(asyncio.wait_for(main, 600))
 
 
 @pytest.fixture(scope="module")

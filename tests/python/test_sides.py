@@ -45,7 +45,7 @@ def point(client, seq, last):
 
 
 def run(main):
-    return asyncio.run(asyncio.wait_for(main, 60))
+    return asyncio.run(asyncio.wait_for(main, 600))
 
 
 def test_a_sequence_begins_behind_the_last_point(sided, client):

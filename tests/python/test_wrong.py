@@ -70,8 +70,11 @@ for _ in range(6):
             made.append(seq)
         except kvtrunk.Error:
             seq = made[-1] if made else None
-        client.resume()
-        layer = client.pool.layer(0)
+        try:
+            client.resume()
+            layer = client.pool.layer(0)
+        except kvtrunk.Error:  # not within the deadline
+            continue
         objects = {"client": client, "ns": ns, "seq": seq, "pool": client.pool,
                    "array": rng.choice([layer.k, layer.k_bits])}
         made.append(layer.v_bits)
@@ -98,7 +101,7 @@ for _ in range(6):
                 client.reap(max=1000)
             except kvtrunk.Error:
                 pass
-    client.set_timeout(1) if not client.closed else None
+    client.set_timeout(60) if not client.closed else None
     client.close()
 for _ in range(300):
     given, named = arguments()
