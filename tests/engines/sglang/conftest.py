@@ -9,6 +9,7 @@ import engine
 import pytest
 
 from kvtrunk import testing
+from kvtrunk._server import free_port
 from kvtrunk.sglang import __main__
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -56,6 +57,8 @@ class Engine(engine.Engine):
         options.setdefault("max_total_tokens", (PAGES - 1) * page)
         if daemon is not None:
             options["radix_cache_backend"] = "kvtrunk"
+        if options.get("dp_size", 1) == 1:  # SGLang's choice may be that of another one that starts
+            options.setdefault("nccl_port", free_port())
         super().__init__(HERE / program, folder, log, options,
                          {"SGLANG_USE_CPU_ENGINE": "1",
                           "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -76,6 +79,6 @@ def engine_class():
 
 @pytest.fixture(scope="module")
 def daemon():
-    """With a supervisor: killed, it continues."""
-    with testing.daemon(supervise=True, **geometry()) as made:
+    """With a supervisor: killed, it continues. Requests wait also for the last chunk of a prompt."""
+    with testing.daemon(supervise=True, coalesce_threshold=0, **geometry()) as made:
         yield made

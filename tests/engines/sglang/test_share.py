@@ -3,7 +3,7 @@
 import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
-from engine import expect_nothing_held, prompt, started
+from engine import all_pages_are_back, expect_nothing_held, prompt, started, until
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -17,10 +17,11 @@ def engines(daemon, start):
     return started(start(), start(daemon), start(daemon))
 
 
-def test_the_next_turn_reuses_what_another_engine_generated(engines):
+def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
     private, a, b = engines
     first = prompt(next(SEEDS), 100)
     said = a.generate(first, max_tokens=40)[0]["tokens"]
+    until(all_pages_are_back, daemon)
     turn = first + said + prompt(next(SEEDS), 40)
     expected = private.generate(turn)[0]["tokens"]
     answer = b.generate(turn)[0]

@@ -73,5 +73,6 @@ def engine_class():
 
 @pytest.fixture(scope="module")
 def daemon():
-    with testing.daemon(**geometry()) as made:
+    """Requests wait also for the last chunk of a prompt."""
+    with testing.daemon(coalesce_threshold=0, **geometry()) as made:
         yield made

@@ -2,7 +2,7 @@
 """Engines that draft: one with a cache of its own that does not, and two that do, of which the last
 one computes one page of each reuse itself, and compares."""
 from conftest import PAGE
-from engine import counters, expect_nothing_held, prompt
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
 
 
 def metric(engine, name):
@@ -16,6 +16,7 @@ def expect_drafts_reused(daemon, engines, asked, max_tokens, least):
     private, a, b = engines
     said = [answer["tokens"] for answer in private.generate(*asked, max_tokens=max_tokens)]
     assert [answer["tokens"] for answer in a.generate(*asked, max_tokens=max_tokens)] == said
+    until(all_pages_are_back, daemon)
     assert metric(a, "draft") > metric(a, "accepted") > least
     turns = [text + more + prompt(100 + i, 30) for i, (text, more) in enumerate(zip(asked, said))]
     expected = [answer["tokens"] for answer in private.generate(*turns, max_tokens=60)]

@@ -77,21 +77,22 @@ def load(engine, lora, inplace=False):
     return engine.llm_engine.add_lora(LoRARequest(*lora, load_inplace=inplace))
 
 
-def across(engine, prompt, steps, change, max_tokens=64, **more):
-    """Generate, and change weights after some steps. Returns the tokens."""
+def across(engine, prompt, after, change, max_tokens=64, **more):
+    """Generate, and change weights after some tokens. Returns all."""
     from vllm import SamplingParams, TokensPrompt
 
     core = engine.llm_engine
     core.add_request(f"across {prompt[:4]}", TokensPrompt(prompt_token_ids=prompt), SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False))
-    done = []
-    for i in range(10 * max_tokens):
-        if i == steps:
-            OPERATIONS[change](engine, **more)
+    tokens = []
+    while len(tokens) < max_tokens:
         done = core.step()
-        if done and done[0].finished:
-            break
-    return list(done[0].outputs[0].token_ids)
+        if done:
+            tokens = list(done[0].outputs[0].token_ids)
+        if change and len(tokens) >= after:
+            OPERATIONS[change](engine, **more)
+            change = None
+    return tokens
 
 
 class Compared:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that find no space when vLLM's scheduler looks at them."""
 from conftest import PAGE, geometry
-from engine import counters, prompt, until
+from engine import all_pages_are_back, counters, prompt, until
 from measure_step import Scheduler
 
 from kvtrunk import testing
@@ -16,6 +16,7 @@ def test_space_that_comes_while_a_request_is_admitted_waits_for_the_next_step(fo
         engine = Scheduler(folder, True, pages=12, max_model_len=8 * PAGE)
         manager = engine.theirs.kv_cache_manager
         engine.run([("first", prompt(1, 3 * PAGE))])
+        until(all_pages_are_back, daemon)
         other = Scheduler(folder, True, pages=12, max_model_len=8 * PAGE)
         held = other.theirs.kv_cache_manager.engine.ring
         pages = []

@@ -99,7 +99,7 @@ def test_b_reuses_what_only_a_computed(daemon, engines, page):
     expect_nothing_held(daemon)
 
 
-def test_a_third_prompt_reuses_the_head_of_two(engines, page):
+def test_a_third_prompt_reuses_the_head_of_two(daemon, engines, page):
     """The second one leaves a known path where no point is, and makes one there."""
     private, b, a = engines
     head = prompt(3, 5 * page)
@@ -107,6 +107,7 @@ def test_a_third_prompt_reuses_the_head_of_two(engines, page):
         text = head + prompt(10 + i, page + 7)
         expected = private.generate(text, salt=str(i))[0]["tokens"]
         assert engine.generate(text)[0] == {"tokens": expected, "cached": cached}
+        until(all_pages_are_back, daemon)
 
 
 def prompts(page, n=200):

@@ -54,11 +54,11 @@ def test_others_continue_when_an_engine_is_killed(daemon, start, private):
     assert again.generate(text, max_tokens=20)[0]["cached"] == (whole_prompt - 1) // PAGE * PAGE
 
 
-def test_two_engines_finish_all_in_a_pool_for_two_thirds(start, private):
+def test_two_engines_finish_all_in_a_pool_too_small_for_one(start, private):
     asked = [[prompt(2000 + 100 * who + i, 150) for i in range(8)] for who in range(2)]
-    said = 200  # so many that the engines are at it at the same time
+    said = 200
     pages_each = -(-(150 + said) // PAGE)
-    n_pages = 2 * 8 * pages_each * 2 // 3
+    n_pages = 7 * pages_each
     with testing.daemon(**geometry(n_pages=n_pages, max_private_pages=n_pages)) as small:
         engines = [start(small, processes=1, max_model_len=512) for _ in range(2)]
         for engine in engines:

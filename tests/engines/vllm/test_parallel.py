@@ -4,7 +4,7 @@ import model
 import pytest
 import ranks
 from conftest import PAGE, Engine, flags
-from engine import counters, expect_nothing_held, prompt
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
 from faults import layers, sealed_by
 from sharing import test_b_reuses_what_only_a_computed, whole  # noqa: F401
 
@@ -86,6 +86,7 @@ def test_ranks_have_side_pages_in_their_slabs(start, tmp_path_factory):
             assert engine.generate(text)[0] == {"tokens": tokens, "cached": cached}
             other = b if engine is a else a
             assert other.generate(text)[0] == {"tokens": tokens, "cached": whole(text)}
+            until(all_pages_are_back, sided)
         expect_nothing_held(sided)
         for engine in a, b:
             engine.kill()

@@ -119,8 +119,8 @@ def test_a_request_across_an_update_publishes_nothing_of_the_new_weights(engines
     """Nobody resets a cache, and the request runs on."""
     a, b, private = engines
     text = prompt(7007, 100)
-    expected = do(private, "across", prompt=text, steps=40, change="reweigh", factor=1.05)
-    made = do(a, "across", prompt=text, steps=40, change="reweigh", factor=1.05)
+    expected = do(private, "across", prompt=text, after=40, change="reweigh", factor=1.05)
+    made = do(a, "across", prompt=text, after=40, change="reweigh", factor=1.05)
     assert made == expected
     # b has the old weights: of that request it finds at most what they made.
     assert ask(b, text + made + [5])[1] < 100 + 64 - PAGE
