@@ -266,16 +266,16 @@ static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 /* Take the slot of a read back. */
 static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int result)
 {
-	bool good = is_whole(file, result) && sealed(file, op);
+	bool found = kvt_index_unpin(&file->slots, op->slot);
+	bool good = found && is_whole(file, result) && sealed(file, op);
 
 	if (result < 0)
 		kvt_file_turn_off(file, "read", result);
-	kvt_index_unpin(&file->slots, op->slot);
 	if (good) {
 		/* A path is read from its front, and leaves from its end. */
 		kvt_index_touch(&file->slots, op->slot, file->last_read);
 		file->last_read = op->slot;
-	} else {
+	} else if (found) {
 		kvt_index_drop(&file->slots, op->slot);
 	}
 	file->read += good;

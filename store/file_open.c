@@ -517,13 +517,9 @@ uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64
 
 void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
 {
-	uint32_t oldest;
-
 	if (!file)
 		return;
-	/* Those that are read or written now are dropped when that ends. */
-	while ((oldest = file->slots.oldest) != 0)
-		kvt_index_drop(&file->slots, oldest);
+	kvt_index_clear(&file->slots);
 	file->head.first_write = file->next_write;
 	file->head.epoch = epoch;
 	/* Also after a failure: the next start uses the file again. */

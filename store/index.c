@@ -59,13 +59,21 @@ static uint32_t distance(const struct kvt_index *index, uint32_t from, uint32_t 
 	return to >= from ? to - from : to + index->table_size - from;
 }
 
+/* An entry of an earlier round stays in the table until it is taken. */
+static bool is_found(const struct kvt_index *index, uint32_t entry)
+{
+	const struct kvt_index_entry *e = &index->entries[entry];
+
+	return e->state == KVT_INDEX_FOUND && e->round == index->round;
+}
+
 /* Return the place of a key, or the empty place where its search ends. */
 static uint32_t search(const struct kvt_index *index, const uint8_t key[KVT_CHAIN_KEY_BYTES])
 {
 	uint32_t place = home(index, key);
 
-	while (index->table[place] &&
-	       memcmp(index->entries[index->table[place]].key, key, KVT_CHAIN_KEY_BYTES) != 0)
+	while (index->table[place] && (!is_found(index, index->table[place]) ||
+	       memcmp(index->entries[index->table[place]].key, key, KVT_CHAIN_KEY_BYTES) != 0))
 		place = after(index, place);
 	return place;
 }
@@ -73,9 +81,13 @@ static uint32_t search(const struct kvt_index *index, const uint8_t key[KVT_CHAI
 /* Remove an entry, and move back what a search would miss behind the hole. */
 static void table_remove(struct kvt_index *index, uint32_t entry)
 {
-	uint32_t hole = search(index, index->entries[entry].key), place = hole;
+	uint32_t hole = home(index, index->entries[entry].key), place;
 
-	KVT_ASSERT(index->table[hole] == entry);
+	while (index->table[hole] != entry) {
+		KVT_ASSERT(index->table[hole]);
+		hole = after(index, hole);
+	}
+	place = hole;
 	index->table[hole] = 0;
 	while (place = after(index, place), index->table[place]) {
 		uint32_t from = home(index, index->entries[index->table[place]].key);
@@ -103,7 +115,7 @@ static void unlink_entry(struct kvt_index *index, uint32_t entry)
 static void link_behind(struct kvt_index *index, uint32_t entry, uint32_t behind)
 {
 	struct kvt_index_entry *e = &index->entries[entry], *b = &index->entries[behind];
-	bool linked = behind && behind != entry && b->state == KVT_INDEX_FOUND && !b->pins;
+	bool linked = behind && behind != entry && is_found(index, behind) && !b->pins;
 	uint32_t *place = linked ? &b->older : &index->youngest;
 
 	e->older = *place;
@@ -119,6 +131,7 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 {
 	KVT_ASSERT(entry >= 1 && entry <= index->n_entries);
 	KVT_ASSERT(index->entries[entry].state == state);
+	KVT_ASSERT(state != KVT_INDEX_FOUND || is_found(index, entry));
 	return &index->entries[entry];
 }
 
@@ -150,11 +163,14 @@ static void withdraw(struct kvt_index *index, uint32_t entry)
 uint32_t kvt_index_take(struct kvt_index *index)
 {
 	uint32_t entry = index->first_free;
+	struct kvt_index_entry *e = &index->entries[entry];
 
 	if (entry) {
-		index->first_free = entry_in(index, entry, KVT_INDEX_FREE)->older;
-		index->entries[entry].older = 0;
-		index->entries[entry].state = KVT_INDEX_PRIVATE;
+		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !is_found(index, entry));
+		if (e->state == KVT_INDEX_FOUND)
+			table_remove(index, entry);
+		index->first_free = e->older;
+		e->state = KVT_INDEX_PRIVATE;
 		return entry;
 	}
 	entry = index->oldest;
@@ -173,6 +189,7 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	memcpy(e->key, page->digest, sizeof(e->key));
 	index->table[place] = entry;
 	e->state = KVT_INDEX_FOUND;
+	e->round = index->round;
 	e->used = 0;
 	link_behind(index, entry, behind);
 	index->n_found++;
@@ -190,17 +207,34 @@ void kvt_index_drop(struct kvt_index *index, uint32_t entry)
 	index->first_free = entry;
 }
 
+void kvt_index_clear(struct kvt_index *index)
+{
+	/* The order, from its youngest on, becomes the begin of the free list. */
+	if (index->oldest) {
+		index->entries[index->oldest].older = index->first_free;
+		index->first_free = index->youngest;
+	}
+	index->oldest = index->youngest = index->n_found = 0;
+	index->round++; /* 29 bits: once a second for 17 years */
+}
+
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)
 {
 	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins++ == 0)
 		unlink_entry(index, entry);
 }
 
-void kvt_index_unpin(struct kvt_index *index, uint32_t entry)
+bool kvt_index_unpin(struct kvt_index *index, uint32_t entry)
 {
-	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
+	struct kvt_index_entry *e = &index->entries[entry];
+	bool found = is_found(index, entry);
 
 	KVT_ASSERT(e->pins > 0);
-	if (--e->pins == 0)
+	if (--e->pins == 0 && found) {
 		link_behind(index, entry, 0);
+	} else if (e->pins == 0) {
+		e->older = index->first_free;
+		index->first_free = entry;
+	}
+	return found;
 }

@@ -36,8 +36,9 @@ struct kvt_index_entry {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint32_t older, younger; /* FOUND without pins: neighbours; FREE: `older` is the next one */
 	uint32_t pins;
-	uint16_t state; /* enum kvt_index_state */
-	uint16_t used;  /* 1: it was asked for since it was published */
+	uint32_t state : 2; /* enum kvt_index_state */
+	uint32_t used : 1;  /* it was asked for since it was published */
+	uint32_t round : 29; /* FOUND in an earlier one: it is free, once it has no pins */
 };
 
 struct kvt_index {
@@ -47,6 +48,7 @@ struct kvt_index {
 	uint32_t table_size;
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */
 	uint32_t n_found;
+	uint32_t round : 29; /* 1 more with each kvt_index_clear() */
 };
 
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
@@ -66,6 +68,10 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 void kvt_index_drop(struct kvt_index *index, uint32_t entry);
 /** Keep a FOUND entry where it is. Each pin needs its unpin. */
 void kvt_index_pin(struct kvt_index *index, uint32_t entry);
-void kvt_index_unpin(struct kvt_index *index, uint32_t entry);
+/** Returns false if the index was cleared since the pin: the entry is no longer the caller's. */
+bool kvt_index_unpin(struct kvt_index *index, uint32_t entry);
+/** Forget all FOUND entries, in O(1): those without pins are free now, others at their last unpin.
+ */
+void kvt_index_clear(struct kvt_index *index);
 
 #endif

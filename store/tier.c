@@ -225,8 +225,7 @@ void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32
 
 void kvt_tier_clear(struct kvt_tier *tier)
 {
-	while (tier->index.oldest)
-		kvt_index_drop(&tier->index, tier->index.oldest);
+	kvt_index_clear(&tier->index);
 	for (uint32_t i = 0; i < tier->n_coming; i++)
 		tier->coming[i].stale = true;
 	tier->last = 0;

@@ -84,7 +84,7 @@ bool kvt_tier_arrivals(struct kvt_tier *tier);
  * pages of each. */
 void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
 
-/** Forget all pages without pins, and those on their way. */
+/** Forget all pages, and those on their way. */
 void kvt_tier_clear(struct kvt_tier *tier);
 
 /** Begin to copy the next queued page. Returns 1; 0: there is none; -EAGAIN: many that need no copy

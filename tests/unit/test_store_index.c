@@ -23,6 +23,8 @@ static struct kvt_chain name(uint32_t i)
 
 /* The truth: names from the oldest to the youngest, and pins by name. */
 static uint32_t order[NAMES], n_order, pins[NAMES], entry_of[NAMES];
+/* Pins by entry, of those that were cleared with pins. */
+static uint32_t cleared[ENTRIES + 1], n_cleared;
 
 static void forget(uint32_t i)
 {
@@ -60,9 +62,10 @@ static void add(struct kvt_index *index, uint32_t i)
 		}
 	if (!entry) {
 		assert_int_equal(n_order, 0);
-		assert_int_equal(index->n_found, ENTRIES);
+		assert_int_equal(index->n_found + n_cleared, ENTRIES);
 		return;
 	}
+	assert_int_equal(cleared[entry], 0);
 	kvt_index_publish(index, entry, &page, 0);
 	entry_of[i] = entry;
 	order[n_order++] = i;
@@ -84,6 +87,19 @@ static void place(struct kvt_index *index, uint32_t i, uint32_t front)
 	n_order++;
 }
 
+static void clear(struct kvt_index *index)
+{
+	kvt_index_clear(index);
+	for (uint32_t i = 0; i < NAMES; i++) {
+		if (pins[i]) {
+			cleared[entry_of[i]] = pins[i];
+			n_cleared++;
+		}
+		entry_of[i] = pins[i] = 0;
+	}
+	n_order = 0;
+}
+
 TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
 {
 	struct kvt_index index;
@@ -94,7 +110,14 @@ TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
 	assert_int_equal(kvt_index_init(&index, ENTRIES), 0);
 	for (uint32_t step = 0; step < 40000; step++) {
 		uint32_t i = (uint32_t)rand() % NAMES, what = (uint32_t)rand() % 8;
+		uint32_t entry = 1 + (uint32_t)rand() % ENTRIES;
 
+		if (cleared[entry]) {
+			assert_false(kvt_index_unpin(&index, entry));
+			n_cleared -= --cleared[entry] == 0;
+		}
+		if (rand() % 200 == 0)
+			clear(&index);
 		if (!entry_of[i]) {
 			add(&index, i);
 		} else if (what < 2) {
@@ -104,7 +127,7 @@ TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
 			pins[i]++;
 			forget(i);
 		} else if (what < 7 && pins[i]) {
-			kvt_index_unpin(&index, entry_of[i]);
+			assert_true(kvt_index_unpin(&index, entry_of[i]));
 			if (--pins[i] == 0)
 				order[n_order++] = i;
 		} else if (what == 7 && !pins[i]) {
