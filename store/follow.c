@@ -54,12 +54,13 @@ static int continue_snapshot(struct kvt_store *store)
 	return 0;
 }
 
-/* Open the feed. */
-static int subscribe(struct kvt_store *store)
+int kvt_store_subscribe(struct kvt_store *store)
 {
-	int rc;
+	int rc = store->feed ? begin_snapshot(store) : -ECONNRESET;
 
-	kvt_feed_close(store->feed);
+	if (rc != -ECONNRESET)
+		return rc;
+	kvt_feed_close(store->feed); /* its daemon is gone, perhaps not the session */
 	store->feed = NULL;
 	rc = kvt_feed_open(store->client, &store->feed);
 	return rc == 0 ? begin_snapshot(store) : rc;
@@ -112,8 +113,8 @@ int kvt_store_follow(struct kvt_store *store)
 
 	store->current = false;
 	rc = store->feed ? take_some(store) : -ECONNRESET;
-	if (rc == -ECONNRESET) { /* the feed's daemon is gone, perhaps not the session */
-		rc = subscribe(store);
+	if (rc == -ECONNRESET) {
+		rc = kvt_store_subscribe(store);
 		if (rc == 0)
 			rc = take_some(store);
 	}

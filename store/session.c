@@ -25,19 +25,6 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 	return why->code;
 }
 
-/* 0, or why this store cannot serve the daemon: before memory is allocated. */
-static int check_daemon(struct kvt_store *store, struct kvt_error *why)
-{
-	if (kvt_client_info(store->client)->disabled)
-		return kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there "
-				      "is nothing to keep");
-	if (kvt_feed_open(store->client, &store->feed) != 0)
-		return failed_client(store, why);
-	kvt_feed_close(store->feed);
-	store->feed = NULL;
-	return 0;
-}
-
 /* Allocate all of the memory: a page that is not there later is a store that dies. */
 static int allocate(struct kvt_tier *tier, struct kvt_error *why)
 {
@@ -121,7 +108,12 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 		return rc;
 	info = kvt_client_info(store->client);
 	kvt_store_relaxed(&store->layout, kvt_chain_layout(info));
-	rc = check_daemon(store, why);
+	/* What may refuse comes before memory is allocated. */
+	if (info->disabled)
+		rc = kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there is "
+				    "nothing to keep");
+	else if (kvt_feed_open(store->client, &store->feed) != 0)
+		rc = failed_client(store, why);
 	if (rc == 0)
 		rc = make_tiers(store, why);
 	if (rc == 0 && memcmp(store->instance, info->instance, sizeof(store->instance)) != 0) {
@@ -130,7 +122,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	}
 	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
-	if (rc == 0 && kvt_store_follow(store) < 0)
+	if (rc == 0 && kvt_store_subscribe(store) < 0)
 		rc = failed_client(store, why);
 	store->loads.most_pages =
 		(uint32_t)((uint64_t)info->n_pages * store->options.load_percent / 100);

@@ -88,6 +88,9 @@ void kvt_store_drop(struct kvt_store *store);
 
 /* ---- follow.c */
 
+/** Begin to learn what is cached, by the feed that is open, or by another. Errors: as
+ * kvt_store_follow(). */
+int kvt_store_subscribe(struct kvt_store *store);
 /** Take records of the feed, of that of a successor if the session continues there, for about a
  * millisecond at most. Returns how many there were; `current` tells whether those were all.
  * -ETIMEDOUT, -EOVERFLOW: try again; other errors: the session is over. */
