@@ -158,8 +158,9 @@ static int await_ready(const struct kvt_own_daemon *daemon, int notify)
 
 static void remove_directory(struct kvt_own_daemon *daemon)
 {
-	static const char *const left[] = { "notify", "kvt.sock", "kvt.store", "default.sock",
-					    "default.lock.d/lock", "default.lock.d" };
+	static const char *const left[] = { "notify", "kvt.sock", "kvt.store", "kvt.store.lock",
+					    "default.sock", "default.lock.d/lock",
+					    "default.lock.d" };
 	char path[160];
 
 	end_cleaner(daemon);

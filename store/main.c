@@ -354,14 +354,14 @@ int main(int argc, char **argv)
 		return KVT_EXIT_USAGE;
 	}
 	signal(SIGPIPE, SIG_IGN);
-	rc = kvt_server_look(path, &why);
+	rc = kvt_server_take(&server, path, &why);
 	if (rc == 0)
 		rc = kvt_store_connect(&store, &why);
 	/* Until here a signal ends it: there is nothing to write. */
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
 	if (rc == 0)
-		rc = kvt_server_open(&server, &store, path, &why);
+		rc = kvt_server_open(&server, &store, &why);
 	if (rc != 0) {
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 		status = KVT_EXIT_CONNECT;
@@ -369,8 +369,8 @@ int main(int argc, char **argv)
 		drop_reset(&store);
 		say_serving(&store, path);
 		status = serve_until_stopped(&server);
-		kvt_server_close(&server);
 	}
+	kvt_server_close(&server);
 	if (kvt_store_broken(&store))
 		return EXIT_FAILURE; /* with its session open */
 	if (store.client)

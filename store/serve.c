@@ -12,7 +12,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
@@ -50,38 +49,6 @@ static int refuse(struct kvt_error *why, const char *path, int error)
 	return error;
 }
 
-/* Remove the socket file of a dead store. -EADDRINUSE: it lives. */
-static int clear_stale(const struct sockaddr_un *address)
-{
-	struct stat there;
-	int fd, rc;
-
-	if (lstat(address->sun_path, &there) != 0)
-		return 0;
-	if (!S_ISSOCK(there.st_mode))
-		return -EEXIST;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return -errno;
-	rc = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ? 0 : -errno;
-	close(fd);
-	if (rc == -ECONNREFUSED)
-		return unlink(address->sun_path) == 0 ? 0 : -errno;
-	return -EADDRINUSE;
-}
-
-int kvt_server_look(const char *path, struct kvt_error *why)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int rc = -ENAMETOOLONG;
-
-	if (strlen(path) < sizeof(address.sun_path)) {
-		memcpy(address.sun_path, path, strlen(path));
-		rc = clear_stale(&address);
-	}
-	return rc == 0 ? 0 : refuse(why, path, rc);
-}
-
 /* Give the socket the group and mode of the daemon's. A store of another user may not set the
  * group: then it is its own. */
 static int share_like_daemon(const struct kvt_server *server)
@@ -90,9 +57,9 @@ static int share_like_daemon(const struct kvt_server *server)
 
 	if (stat(server->store->options.daemon_path, &daemon) != 0)
 		return -errno;
-	if (chown(server->path, (uid_t)-1, daemon.st_gid) != 0 && errno != EPERM)
+	if (chown(server->name.path, (uid_t)-1, daemon.st_gid) != 0 && errno != EPERM)
 		return -errno;
-	return chmod(server->path, daemon.st_mode & 0777) == 0 ? 0 : -errno;
+	return chmod(server->name.path, daemon.st_mode & 0777) == 0 ? 0 : -errno;
 }
 
 /* Wake up for what tiers below the memory have read; kvt_tier_arrivals() takes it. */
@@ -107,57 +74,40 @@ static int watch_below(struct kvt_server *server)
 	return 0;
 }
 
-static uint64_t inode_at(const char *path)
+static int listen_there(struct kvt_server *server)
 {
-	struct stat there;
-
-	return lstat(path, &there) == 0 ? there.st_ino : 0;
-}
-
-static int listen_at(struct kvt_server *server)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct epoll_event event = { .events = EPOLLIN };
-	mode_t mask;
-	int rc;
+	int rc = kvt_name_bind(&server->name, SOCK_SEQPACKET | SOCK_NONBLOCK);
 
-	memcpy(address.sun_path, server->path, sizeof(server->path));
-	rc = clear_stale(&address);
-	if (rc != 0)
+	if (rc < 0)
 		return rc;
-	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	server->listener = rc;
 	server->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (server->listener < 0 || server->epoll < 0)
-		return -errno;
-	mask = umask(0177); /* closed until it has its mode */
-	rc = bind(server->listener, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
-	umask(mask);
-	if (rc == 0)
-		server->inode = inode_at(server->path);
-	if (rc == 0)
-		rc = share_like_daemon(server);
+	rc = server->epoll < 0 ? -errno : share_like_daemon(server);
 	if (rc == 0 && (listen(server->listener, BACKLOG) != 0 ||
 			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listener, &event) != 0))
 		rc = -errno;
 	return rc == 0 ? watch_below(server) : rc;
 }
 
-int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
-		    struct kvt_error *why)
+int kvt_server_take(struct kvt_server *server, const char *path, struct kvt_error *why)
 {
 	int rc;
 
-	*server = (struct kvt_server){ .store = store, .listener = -1, .epoll = -1 };
-	if (strlen(path) >= sizeof(server->path))
-		return refuse(why, path, -ENAMETOOLONG);
-	memcpy(server->path, path, strlen(path));
+	*server = (struct kvt_server){ .listener = -1, .epoll = -1 };
+	rc = kvt_name_take(&server->name, path);
+	return rc == 0 ? 0 : refuse(why, path, rc);
+}
+
+int kvt_server_open(struct kvt_server *server, struct kvt_store *store, struct kvt_error *why)
+{
+	int rc;
+
+	server->store = store;
 	server->keys = malloc(KVT_STORE_KEYS * sizeof(*server->keys));
 	server->names = malloc(KVT_HELPER_PAGES * sizeof(*server->names));
-	rc = server->keys && server->names ? listen_at(server) : -ENOMEM;
-	if (rc == 0)
-		return 0;
-	kvt_server_close(server);
-	return refuse(why, path, rc);
+	rc = server->keys && server->names ? listen_there(server) : -ENOMEM;
+	return rc == 0 ? 0 : refuse(why, server->name.path, rc);
 }
 
 /* ---- peers */
@@ -200,9 +150,7 @@ void kvt_server_drop_peers(struct kvt_server *server)
 void kvt_server_close(struct kvt_server *server)
 {
 	kvt_server_drop_peers(server);
-	/* It may have been removed, and made by another store. */
-	if (server->inode && server->inode == inode_at(server->path))
-		unlink(server->path);
+	kvt_name_release(&server->name);
 	if (server->listener >= 0)
 		close(server->listener);
 	if (server->epoll >= 0)

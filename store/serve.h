@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 
 #include "store/store.h"
+#include "tools/name.h"
 
 #define KVT_STORE_PEERS 512u /* each is a descriptor, of 1,024 by default */
 #define KVT_STORE_UID_PEERS (KVT_STORE_PEERS / 8 * 7) /* of one uid, as of the daemon's sessions */
@@ -23,8 +24,7 @@ struct kvt_parked;
 struct kvt_server {
 	struct kvt_store *store;
 	int listener, epoll;
-	char path[108];
-	uint64_t inode; /* of its socket there; 0: it has none */
+	struct kvt_name name;
 	uint32_t *keys;         /* KVT_STORE_KEYS: a private copy of one FETCH's */
 	struct kvt_peer *peers; /* list of all */
 	struct epoll_event events[KVT_STORE_EVENTS];
@@ -36,13 +36,13 @@ struct kvt_server {
 	uint64_t asked, answered; /* FETCHes; those with positions */
 };
 
-/** Check that no store serves at `path`, before much is done in vain. Errors: as kvt_server_open().
- */
-int kvt_server_look(const char *path, struct kvt_error *why);
-/** Listen at `path`, with mode and group of the daemon's socket: who may use the pool may fetch.
- * -EADDRINUSE: another store serves there. `why` says what to do. */
-int kvt_server_open(struct kvt_server *server, struct kvt_store *store, const char *path,
-		    struct kvt_error *why);
+/** Take the path of its socket, before much is done in vain. -EADDRINUSE: another store has it.
+ * `why` says what to do. */
+int kvt_server_take(struct kvt_server *server, const char *path, struct kvt_error *why);
+/** Listen there, with mode and group of the daemon's socket: who may use the pool may fetch. Errors:
+ * `why` says what to do. */
+int kvt_server_open(struct kvt_server *server, struct kvt_store *store, struct kvt_error *why);
+/** Also after an error of the others. */
 void kvt_server_close(struct kvt_server *server);
 /** Wait until peers sent something, for `wait_ms` at most, 1 if a FETCH waits. Returns true if they
  * did. */

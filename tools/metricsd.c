@@ -19,19 +19,18 @@
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "shm/commit.h"
 #include "tools/metrics.h"
+#include "tools/name.h"
 #include "tools/page_http.h"
 #include "tools/visitors.h"
 
@@ -48,7 +47,7 @@ struct server {
 	int fd;
 	bool down; /* the last request had no answer, and that was logged */
 	struct kvt_page_http page;
-	char unix_path[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* ours to remove */
+	struct kvt_name name; /* of a unix socket; empty: TCP */
 };
 
 /* ---- answers */
@@ -119,7 +118,7 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 		return answer_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, wrong);
 	if (strcmp(url, "/metrics") == 0)
 		return answer_metrics(server, connection);
-	if (kvt_page_http_answer(&server->page, connection, url, !*server->unix_path, &result))
+	if (kvt_page_http_answer(&server->page, connection, url, !*server->name.path, &result))
 		return result;
 	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
 }
@@ -149,7 +148,7 @@ static void come_or_go(void *context, struct MHD_Connection *connection, void **
 		kvt_visitors_left(&server->visitors, info->connect_fd);
 		return;
 	}
-	if (*server->unix_path)
+	if (*server->name.path)
 		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
 	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, kvt_now_ns());
 	/* Makes the main thread set the next deadline. */
@@ -175,43 +174,24 @@ static void serve_until(const sigset_t *signals, struct server *server)
 
 /* ---- where */
 
-static int refuse(const char *where, const char *why)
+static int refuse(struct server *server, const char *why)
 {
-	fprintf(stderr, "kvtmetricsd: cannot listen on '%s': %s\n", where, why);
+	fprintf(stderr, "kvtmetricsd: cannot listen on '%s': %s\n", server->listen, why);
+	kvt_name_release(&server->name);
 	return -1;
-}
-
-/* A socket file without a listener is left from a dead process. */
-static void clear_stale(const struct sockaddr_un *address)
-{
-	struct stat there;
-	int fd;
-
-	if (lstat(address->sun_path, &there) != 0 || !S_ISSOCK(there.st_mode))
-		return;
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd < 0)
-		return;
-	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) != 0 &&
-	    errno == ECONNREFUSED)
-		unlink(address->sun_path);
-	close(fd);
 }
 
 static int listen_unix(struct server *server, const char *path)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd;
+	int rc = kvt_name_take(&server->name, path), fd = rc;
 
-	if (!*path || strlen(path) >= sizeof(address.sun_path))
-		return refuse(server->listen, "the path must have 1 to 107 bytes");
-	memcpy(address.sun_path, path, strlen(path));
-	clear_stale(&address);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-	    chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
-		return refuse(server->listen, strerror(errno));
-	memcpy(server->unix_path, address.sun_path, sizeof(server->unix_path));
+	if (rc == 0)
+		fd = kvt_name_bind(&server->name, SOCK_STREAM);
+	if (fd < 0)
+		return refuse(server, rc == -EINVAL ? "the path must have 1 to 107 bytes" :
+			      strerror(-fd));
+	if (chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
+		return refuse(server, strerror(errno));
 	fprintf(stderr, "kvtmetricsd: serving /metrics on unix:%s\n", path);
 	return fd;
 }
@@ -260,16 +240,16 @@ static int listen_tcp(struct server *server)
 	int fd, on = 1, error = parse_address(server->listen, &address, &bytes);
 
 	if (error == -EPERM)
-		return refuse(server->listen, "the metrics have no access control of their own: "
+		return refuse(server, "the metrics have no access control of their own: "
 			      "only loopback addresses (127.x, [::1]) and unix sockets are "
 			      "served; put a proxy with access control in front");
 	if (error)
-		return refuse(server->listen, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH, "
+		return refuse(server, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH, "
 			      "with numbers, as in " DEFAULT_LISTEN);
 	fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
 	    bind(fd, (struct sockaddr *)&address, bytes) != 0 || listen(fd, BACKLOG) != 0)
-		return refuse(server->listen, errno == EADDRINUSE
+		return refuse(server, errno == EADDRINUSE
 				      ? "the port is taken, perhaps by the metrics of another "
 					"instance: give each its own"
 				      : strerror(errno));
@@ -378,7 +358,7 @@ int main(int argc, char **argv)
 	if (server.fd < 0)
 		return EXIT_FAILURE;
 	/* The file system decides who opens a unix socket. */
-	server.page.page.labels |= *server.unix_path;
+	server.page.page.labels |= *server.name.path;
 	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,
 				MHD_OPTION_LISTEN_SOCKET, server.fd,
 				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)KVT_VISITORS_ROOM,
@@ -393,7 +373,6 @@ int main(int argc, char **argv)
 		kvt_page_http_free(&server.page);
 		status = EXIT_SUCCESS;
 	}
-	if (*server.unix_path)
-		unlink(server.unix_path);
+	kvt_name_release(&server.name);
 	return status;
 }

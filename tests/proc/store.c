@@ -108,11 +108,20 @@ int kvt_test_store_wait(struct kvt_test_store *store)
 	return WEXITSTATUS(status);
 }
 
+void kvt_test_store_unlink(const struct kvt_test_store *store)
+{
+	char lock[sizeof(store->path) + 8];
+
+	snprintf(lock, sizeof(lock), "%s.lock", store->path);
+	unlink(store->path);
+	kvt_test_equal(unlink(lock), 0);
+}
+
 void kvt_test_store_kill(struct kvt_test_store *store)
 {
 	kvt_test_check(kill(store->pid, SIGKILL) == 0);
 	reap(store);
-	unlink(store->path);
+	kvt_test_store_unlink(store);
 }
 
 void kvt_test_side_connect(struct kvt_test_side *side)

@@ -51,6 +51,8 @@ int kvt_test_store_stop(struct kvt_test_store *store);
 int kvt_test_store_wait(struct kvt_test_store *store);
 /** Kill it and wait. */
 void kvt_test_store_kill(struct kvt_test_store *store);
+/** Remove the files of a store that is dead, or that another is to take the place of. */
+void kvt_test_store_unlink(const struct kvt_test_store *store);
 
 /** Connect a worker, and map its pool. */
 void kvt_test_side_connect(struct kvt_test_side *side);

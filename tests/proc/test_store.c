@@ -406,7 +406,8 @@ TEST_WITH(a_second_store_is_refused_in_words, start, stop)
 {
 	char command[1000];
 
-	/* Before it allocates anything. */
+	/* Also before the first one listens, and before the second allocates anything. */
+	kvt_test_equal(unlink(own.store.path), 0);
 	snprintf(command, sizeof(command), "f='%s.file'; '%s/kvtstored' --socket '%s' --ram-bytes "
 		 "1M --file $f --file-bytes 16M 2>&1 | grep -q 'in use' && ! test -e $f",
 		 own.daemon.socket, kvt_test_build(), own.daemon.socket);
@@ -414,13 +415,13 @@ TEST_WITH(a_second_store_is_refused_in_words, start, stop)
 	kvt_test_equal(kvt_test_store_status(&own.peer).connected, 1);
 }
 
-TEST_WITH(a_store_whose_socket_was_removed_leaves_that_of_the_next, start, stop)
+TEST_WITH(a_store_whose_files_were_removed_leaves_those_of_the_next, start, stop)
 {
 	struct kvt_test_store first = own.store;
 	int status;
 
 	kvt_test_peer_close(&own.peer);
-	kvt_test_equal(unlink(first.path), 0);
+	kvt_test_store_unlink(&first);
 	kvt_test_side_store(&own, "1M", NULL);
 	kvt_test_equal(kill(first.pid, SIGTERM), 0);
 	kvt_test_equal(waitpid(first.pid, &status, 0), first.pid);
@@ -460,6 +461,7 @@ static bool ends_while_it_starts(void)
 	kvt_test_equal(kill(starting.pid, SIGTERM), 0);
 	kvt_test_equal(waitpid(starting.pid, &status, 0), starting.pid);
 	close(starting.output);
+	kvt_test_store_unlink(&starting);
 	return WIFSIGNALED(status);
 }
 

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/name.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* Check that the path names the locked file: another process may have removed it (TOCTOU). */
+static bool is_current(int lock, const char *path)
+{
+	struct stat ours, there;
+
+	return fstat(lock, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino &&
+	       ours.st_dev == there.st_dev;
+}
+
+int kvt_name_take(struct kvt_name *name, const char *path)
+{
+	*name = (struct kvt_name){ .lock = -1 };
+	if (!*path || strlen(path) >= sizeof(name->path))
+		return -EINVAL;
+	snprintf(name->lock_path, sizeof(name->lock_path), "%s.lock", path);
+	for (;;) {
+		int fd = open(name->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		int rc = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
+
+		if (rc == 0 && is_current(fd, name->lock_path)) {
+			name->lock = fd;
+			memcpy(name->path, path, strlen(path));
+			return 0;
+		}
+		if (fd >= 0)
+			close(fd);
+		if (rc != 0)
+			return rc == -EWOULDBLOCK ? -EADDRINUSE : rc;
+	}
+}
+
+static void remove_socket(const char *path)
+{
+	struct stat there;
+
+	if (lstat(path, &there) == 0 && S_ISSOCK(there.st_mode))
+		unlink(path);
+}
+
+int kvt_name_bind(const struct kvt_name *name, int type)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), rc;
+	mode_t mask;
+
+	if (fd < 0)
+		return -errno;
+	remove_socket(name->path);
+	memcpy(address.sun_path, name->path, sizeof(name->path));
+	mask = umask(0177);
+	rc = bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? fd : -errno;
+	umask(mask);
+	if (rc < 0)
+		close(fd);
+	return rc == -EADDRINUSE ? -EEXIST : rc; /* what is no socket */
+}
+
+void kvt_name_release(struct kvt_name *name)
+{
+	if (!*name->path)
+		return;
+	if (is_current(name->lock, name->lock_path)) {
+		remove_socket(name->path);
+		unlink(name->lock_path); /* before closing: see is_current() */
+	}
+	close(name->lock);
+	*name = (struct kvt_name){ .lock = -1 };
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVT_TOOLS_NAME_H
+#define KVT_TOOLS_NAME_H
+
+/**
+ * @file name.h
+ * The path of a program's socket, which one process has at a time: it locks (flock) PATH.lock
+ * until it ends. A socket file that the lock holder finds there is a dead process's.
+ */
+
+struct kvt_name {
+	char path[108]; /* empty: not held */
+	char lock_path[116];
+	int lock;
+};
+
+/** Lock the path. -EADDRINUSE: another process has it; -EINVAL: not of 1 to 107 bytes; other
+ * errors: of open(). */
+int kvt_name_take(struct kvt_name *name, const char *path);
+/** Bind a socket of this type there, with mode 0600. Returns its descriptor. -EEXIST: there is a file
+ * that is no socket; other errors: of socket() and bind(). */
+int kvt_name_bind(const struct kvt_name *name, int type);
+/** Remove socket and lock, if they are still ours. All zero: do nothing. */
+void kvt_name_release(struct kvt_name *name);
+
+#endif
