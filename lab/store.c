@@ -8,14 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tools/program.h"
 
 #define MAX_FLAGS 16
+#define PATIENCE_NS (60 * 1000000000ll) /* for its answer */
 
 void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes)
 {
@@ -78,32 +77,13 @@ static int await_serving(int said, char *why, size_t why_bytes)
 	return rc;
 }
 
-static int dial(const char *socket_path)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	struct kvt_store_welcome welcome; /* its key area is not asked for */
-	size_t n = strlen(socket_path);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	if (n > 5 && strcmp(socket_path + n - 5, ".sock") == 0)
-		n -= 5;
-	snprintf(address.sun_path, sizeof(address.sun_path), "%.*s.store", (int)n, socket_path);
-	if (fd < 0)
-		return -errno;
-	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 &&
-	    recv(fd, &welcome, sizeof(welcome), 0) == sizeof(welcome))
-		return fd;
-	close(fd);
-	return -ECHILD;
-}
-
 int kvt_own_store_start(struct kvt_own_store *store, const char *program, const char *socket_path,
 			const char *const *flags, int cpu, char *why, size_t why_bytes)
 {
 	pid_t parent = getpid();
 	int ends[2], rc;
 
-	*store = (struct kvt_own_store){ .fd = -1 };
+	*store = (struct kvt_own_store){ .pid = 0 };
 	if (pipe2(ends, O_CLOEXEC) != 0)
 		return -errno;
 	fflush(NULL);
@@ -113,32 +93,29 @@ int kvt_own_store_start(struct kvt_own_store *store, const char *program, const 
 	close(ends[1]);
 	rc = await_serving(ends[0], why, why_bytes);
 	if (rc == 0)
-		rc = store->fd = dial(socket_path);
-	if (rc >= 0)
-		return 0;
-	kvt_own_store_stop(store);
+		rc = kvt_store_path(socket_path, store->path);
+	if (rc != 0)
+		kvt_own_store_stop(store);
 	return rc;
 }
 
 int kvt_own_store_status(const struct kvt_own_store *store, struct kvt_store_status *ret_status)
 {
-	struct kvt_message ask = { .magic = KVT_STORE_MAGIC, .type = KVT_STORE_STATUS,
-				   .version = KVT_ABI, .bytes = sizeof(ask) };
+	struct kvt_store_seen seen;
+	struct kvt_error why;
+	int rc = kvt_store_ask(store->path, KVT_STORE_STATUS, PATIENCE_NS, &seen, &why);
 
-	if (send(store->fd, &ask, sizeof(ask), MSG_NOSIGNAL) != sizeof(ask) ||
-	    recv(store->fd, ret_status, sizeof(*ret_status), 0) != sizeof(*ret_status))
-		return -ECONNRESET;
-	return 0;
+	if (rc == 0)
+		*ret_status = seen.status;
+	return rc;
 }
 
 void kvt_own_store_stop(struct kvt_own_store *store)
 {
-	if (store->fd >= 0)
-		close(store->fd);
 	if (store->pid > 0) {
 		kill(store->pid, SIGKILL);
 		while (waitpid(store->pid, NULL, 0) < 0 && errno == EINTR)
 			;
 	}
-	*store = (struct kvt_own_store){ .fd = -1 };
+	store->pid = 0;
 }

@@ -11,11 +11,11 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "kvtrunk_wire_store.h"
+#include "tools/store.h"
 
 struct kvt_own_store {
 	pid_t pid; /* 0: none */
-	int fd;    /* connected to it */
+	char path[KVT_STORE_PATH_BYTES]; /* of its socket */
 };
 
 /** Write the path of the kvtstored that is beside a kvtrunkd. `daemon` NULL: beside this program.
@@ -28,7 +28,7 @@ void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes);
 int kvt_own_store_start(struct kvt_own_store *store, const char *program, const char *socket_path,
 			const char *const *flags, int cpu, char *why, size_t why_bytes);
 
-/** Ask for what it counts. -ECONNRESET: it is gone. */
+/** Ask for what it counts. Errors: as kvt_store_ask(). */
 int kvt_own_store_status(const struct kvt_own_store *store, struct kvt_store_status *ret_status);
 
 /** Kill it, which loses nothing but its copies, and wait. */
