@@ -18,6 +18,7 @@
 #include "shm/assert.h"
 #include "store/crc32c.h"
 #include "store/helper.h"
+#include "tools/socket.h"
 
 #define BACKOFF_FIRST_NS 100000000ull /* 0.1 s */
 #define BACKOFF_MOST_NS 30000000000ull
@@ -78,17 +79,8 @@ static bool send_hello(const struct kvt_helper *helper)
 		.record_bytes = options->record_bytes,
 		.batch_bytes = options->batch_bytes,
 	};
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
-				.cmsg_type = SCM_RIGHTS } };
-	struct iovec part = { &hello, sizeof(hello) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				  .msg_controllen = sizeof(control) };
 
-	memcpy(CMSG_DATA(&control.head), &options->memory_fd, sizeof(options->memory_fd));
-	return sendmsg(helper->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(hello);
+	return kvt_send_with_fd(helper->fd, &hello, sizeof(hello), options->memory_fd);
 }
 
 /* Spawn the command with a socket as its standard input, in a process group of its own. */

@@ -195,17 +195,8 @@ static bool send_welcome(const struct kvt_server *server, int fd, int keys_fd)
 		.n_keys = KVT_STORE_KEYS,
 		.min_positions = server->store->options.min_positions,
 	};
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
-				.cmsg_type = SCM_RIGHTS } };
-	struct iovec part = { &welcome, sizeof(welcome) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-				  .msg_controllen = sizeof(control) };
 
-	memcpy(CMSG_DATA(&control.head), &keys_fd, sizeof(keys_fd));
-	return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(welcome);
+	return kvt_send_with_fd(fd, &welcome, sizeof(welcome), keys_fd);
 }
 
 static uint32_t peers_of(const struct kvt_server *server, uid_t uid)

@@ -30,7 +30,7 @@
 
 #include "shm/commit.h"
 #include "tools/metrics.h"
-#include "tools/name.h"
+#include "tools/socket.h"
 #include "tools/page_http.h"
 #include "tools/visitors.h"
 
@@ -52,31 +52,6 @@ struct server {
 
 /* ---- answers */
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned int code,
-			      const char *type, char *body, size_t bytes,
-			      enum MHD_ResponseMemoryMode mode)
-{
-	struct MHD_Response *response = MHD_create_response_from_buffer(bytes, body, mode);
-	enum MHD_Result result = MHD_NO;
-
-	if (!response)
-		return MHD_NO;
-	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-	MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
-	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
-		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
-	result = MHD_queue_response(connection, code, response);
-	MHD_destroy_response(response);
-	return result;
-}
-
-static enum MHD_Result answer_text(struct MHD_Connection *connection, unsigned int code,
-				   char *text)
-{
-	return answer(connection, code, "text/plain; charset=utf-8", text, strlen(text),
-		      MHD_RESPMEM_PERSISTENT);
-}
-
 /* The scrape succeeds in any case; kvtrunk_up tells if the daemon answered. */
 static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connection *connection)
 {
@@ -90,15 +65,16 @@ static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connecti
 		fprintf(stderr, "kvtmetricsd: %s\n", down ? error.text : "the daemon answers");
 	server->down = down;
 	/* The library frees the text. */
-	return answer(connection, MHD_HTTP_OK, KVT_METRICS_CONTENT_TYPE, text.bytes, text.used,
-		      MHD_RESPMEM_MUST_FREE);
+	return kvt_page_http_send(connection, MHD_HTTP_OK, KVT_METRICS_CONTENT_TYPE, text.bytes,
+				  text.used, MHD_RESPMEM_MUST_FREE);
 }
 
 static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *url,
 			      const char *method, const char *version, const char *upload,
 			      size_t *upload_bytes, void **state)
 {
-	static char seen, none[] = "not found: the page is at /, the metrics are at /metrics\n",
+	static char seen;
+	static const char none[] = "not found: the page is at /, the metrics are at /metrics\n",
 			  wrong[] = "only GET and HEAD\n";
 	struct server *server = context;
 	enum MHD_Result result;
@@ -115,12 +91,12 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 		return MHD_YES;
 	}
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-		return answer_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, wrong);
+		return kvt_page_http_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, wrong);
 	if (strcmp(url, "/metrics") == 0)
 		return answer_metrics(server, connection);
 	if (kvt_page_http_answer(&server->page, connection, url, !*server->name.path, &result))
 		return result;
-	return answer_text(connection, MHD_HTTP_NOT_FOUND, none);
+	return kvt_page_http_text(connection, MHD_HTTP_NOT_FOUND, none);
 }
 
 /* ---- connections */

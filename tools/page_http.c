@@ -32,20 +32,29 @@ static void protect(struct MHD_Response *response, const char *type, const char 
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, caching);
 }
 
-static enum MHD_Result queue_once(struct MHD_Connection *connection, unsigned int code,
-				  const char *type, const char *bytes, size_t n)
+enum MHD_Result kvt_page_http_send(struct MHD_Connection *connection, unsigned int code,
+				   const char *type, const char *bytes, size_t n,
+				   enum MHD_ResponseMemoryMode mode)
 {
 	struct MHD_Response *response =
-		MHD_create_response_from_buffer(n, (void *)(uintptr_t)bytes,
-						MHD_RESPMEM_PERSISTENT);
+		MHD_create_response_from_buffer(n, (void *)(uintptr_t)bytes, mode);
 	enum MHD_Result result;
 
 	if (!response)
 		return MHD_NO;
 	protect(response, type, "no-cache");
+	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
 	result = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
 	return result;
+}
+
+enum MHD_Result kvt_page_http_text(struct MHD_Connection *connection, unsigned int code,
+				   const char *text)
+{
+	return kvt_page_http_send(connection, code, "text/plain; charset=utf-8", text,
+				  strlen(text), MHD_RESPMEM_PERSISTENT);
 }
 
 /* ---- data */
@@ -119,8 +128,9 @@ static enum MHD_Result answer_view(struct kvt_page_http *http, struct MHD_Connec
 	snprintf(version, sizeof(version), "%llu", (unsigned long long)http->page.tree_version);
 	if (view == &http->tree && http->page.tree_version && known &&
 	    strcmp(known, version) == 0)
-		result = queue_once(connection, MHD_HTTP_NO_CONTENT, "application/octet-stream", "",
-				    0);
+		result = kvt_page_http_send(connection, MHD_HTTP_NO_CONTENT,
+					    "application/octet-stream", "", 0,
+					    MHD_RESPMEM_PERSISTENT);
 	else if (view->response)
 		result = MHD_queue_response(connection, MHD_HTTP_OK, view->response);
 	pthread_mutex_unlock(&http->lock);
@@ -181,14 +191,13 @@ bool kvt_page_http_answer(struct kvt_page_http *http, struct MHD_Connection *con
 	if (!file && !view)
 		return false;
 	if (by_name && !is_loopback_name(host))
-		*ret_result = queue_once(connection, MHD_HTTP_FORBIDDEN,
-					 "text/plain; charset=utf-8", elsewhere,
-					 sizeof(elsewhere) - 1);
+		*ret_result = kvt_page_http_text(connection, MHD_HTTP_FORBIDDEN, elsewhere);
 	else if (view)
 		*ret_result = answer_view(http, connection, view);
 	else
-		*ret_result = queue_once(connection, MHD_HTTP_OK, file->type, file->begin,
-					 (size_t)(file->end - file->begin));
+		*ret_result = kvt_page_http_send(connection, MHD_HTTP_OK, file->type, file->begin,
+						 (size_t)(file->end - file->begin),
+						 MHD_RESPMEM_PERSISTENT);
 	return true;
 }
 

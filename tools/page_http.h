@@ -36,6 +36,12 @@ int64_t kvt_page_http_sample(struct kvt_page_http *http, int64_t now_ns);
  * the URL is none of the page's. */
 bool kvt_page_http_answer(struct kvt_page_http *http, struct MHD_Connection *connection,
 			  const char *url, bool by_name, enum MHD_Result *ret_result);
+/** Send an answer: bytes of this type, or text. */
+enum MHD_Result kvt_page_http_send(struct MHD_Connection *connection, unsigned int code,
+				   const char *type, const char *bytes, size_t n,
+				   enum MHD_ResponseMemoryMode mode);
+enum MHD_Result kvt_page_http_text(struct MHD_Connection *connection, unsigned int code,
+				   const char *text);
 /** Free the answers, after the server has ended. */
 void kvt_page_http_free(struct kvt_page_http *http);
 

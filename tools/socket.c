@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/name.h"
+#include "tools/socket.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -79,4 +79,19 @@ void kvt_name_release(struct kvt_name *name)
 	}
 	close(name->lock);
 	*name = (struct kvt_name){ .lock = -1 };
+}
+
+bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd)
+{
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
+				.cmsg_type = SCM_RIGHTS } };
+	struct iovec part = { (void *)(uintptr_t)message, bytes };
+	struct msghdr all = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+			      .msg_controllen = sizeof(control) };
+
+	memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+	return sendmsg(to, &all, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
 }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVT_TOOLS_NAME_H
-#define KVT_TOOLS_NAME_H
+#ifndef KVT_TOOLS_SOCKET_H
+#define KVT_TOOLS_SOCKET_H
 
 /**
- * @file name.h
+ * @file socket.h
  * The path of a program's socket, which one process has at a time: it locks (flock) PATH.lock
  * until it ends. A socket file that the lock holder finds there is a dead process's.
  */
+
+#include <stdbool.h>
+#include <stddef.h>
 
 struct kvt_name {
 	char path[108]; /* empty: not held */
@@ -22,5 +25,8 @@ int kvt_name_take(struct kvt_name *name, const char *path);
 int kvt_name_bind(const struct kvt_name *name, int type);
 /** Remove socket and lock, if they are still ours. All zero: do nothing. */
 void kvt_name_release(struct kvt_name *name);
+
+/** Send one message with a descriptor. False: not sent, for it would wait, or the peer is gone. */
+bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd);
 
 #endif
