@@ -46,8 +46,8 @@ static int open_notify(const struct kvt_own_daemon *daemon, char *path, size_t b
 	return fd < 0 ? -errno : fd;
 }
 
-/* Start a shell that removes the directory once its pipe is closed: when this process and the
- * daemon have both ended, by whatever means. */
+/* Start a shell that removes the directory once its pipe has a line or is closed: when this process
+ * and the daemon have both ended, by whatever means. */
 static void start_cleaner(struct kvt_own_daemon *daemon)
 {
 	char shell[] = "sh", option[] = "-c";
@@ -73,16 +73,6 @@ static void start_cleaner(struct kvt_own_daemon *daemon)
 	daemon->held = ends[1];
 	if (!daemon->cleaner)
 		close(daemon->held);
-}
-
-static void end_cleaner(struct kvt_own_daemon *daemon)
-{
-	if (!daemon->cleaner)
-		return;
-	kill(daemon->cleaner, SIGKILL);
-	waitpid(daemon->cleaner, NULL, 0);
-	close(daemon->held);
-	daemon->cleaner = 0;
 }
 
 static void run_daemon(const struct kvt_own_daemon *daemon, const char *program,
@@ -158,17 +148,12 @@ static int await_ready(const struct kvt_own_daemon *daemon, int notify)
 
 static void remove_directory(struct kvt_own_daemon *daemon)
 {
-	static const char *const left[] = { "notify", "kvt.sock", "kvt.store", "kvt.store.lock",
-					    "default.sock", "default.lock.d/lock",
-					    "default.lock.d" };
-	char path[160];
-
-	end_cleaner(daemon);
-	for (unsigned int i = 0; i < sizeof(left) / sizeof(left[0]); i++) {
-		snprintf(path, sizeof(path), "%s/%s", daemon->directory, left[i]);
-		remove(path);
-	}
-	rmdir(daemon->directory);
+	if (!daemon->cleaner)
+		return;
+	dprintf(daemon->held, "\n"); /* a child of this process may hold the pipe, too */
+	close(daemon->held);
+	waitpid(daemon->cleaner, NULL, 0);
+	daemon->cleaner = 0;
 }
 
 static int start(struct kvt_own_daemon *daemon, const char *program, const char *const *flags,

@@ -16,7 +16,7 @@ struct kvt_own_daemon {
 	pid_t pid; /* 0: none */
 	char directory[64];
 	char socket_path[96];
-	pid_t cleaner; /* removes the directory if this process cannot; 0: none */
+	pid_t cleaner; /* removes the directory; 0: none */
 	int held;      /* our end of the cleaner's pipe */
 };
 
