@@ -166,73 +166,55 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 
 static bool set_flag(struct kvt_replay_options *options, int code)
 {
-	switch (code) {
-	case OPT_START:
-		options->socket_path = NULL;
-		return true;
-	case OPT_DISABLED:
-		options->disabled = true;
-		return true;
-	case OPT_POINTS_ALL:
-		options->points_all = true;
-		return true;
-	case OPT_POINTS_DROP:
-		options->points_drop = true;
-		return true;
-	case OPT_LOCKSTEP:
-		options->lockstep = true;
-		return true;
-	case OPT_FORCE_MISS:
-		options->force_miss = true;
-		return true;
-	case OPT_VERIFY:
-	case OPT_NO_VERIFY:
-		options->verify = code == OPT_VERIFY;
-		return true;
-	case OPT_NO_PRIVATE:
-		options->simulate = false;
-		return true;
-	case OPT_JSON:
-		options->json = true;
-		return true;
-	case OPT_PROGRESS:
-		options->progress = true;
-		return true;
-	case OPT_QUIET:
-		options->quiet = true;
-		return true;
-	default:
-		return false;
-	}
+	const struct {
+		int code;
+		bool *flag, value;
+	} rows[] = {
+		{ OPT_DISABLED, &options->disabled, true },
+		{ OPT_POINTS_ALL, &options->points_all, true },
+		{ OPT_POINTS_DROP, &options->points_drop, true },
+		{ OPT_LOCKSTEP, &options->lockstep, true },
+		{ OPT_FORCE_MISS, &options->force_miss, true },
+		{ OPT_VERIFY, &options->verify, true },
+		{ OPT_NO_VERIFY, &options->verify, false },
+		{ OPT_NO_PRIVATE, &options->simulate, false },
+		{ OPT_JSON, &options->json, true },
+		{ OPT_PROGRESS, &options->progress, true },
+		{ OPT_QUIET, &options->quiet, true },
+	};
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		if (rows[i].code == code) {
+			*rows[i].flag = rows[i].value;
+			return true;
+		}
+	return false;
 }
 
 static void set_text(struct kvt_replay_options *options, int code, const char *text,
 		     const char **ret_write)
 {
+	const struct {
+		int code;
+		const char **text;
+	} rows[] = {
+		{ OPT_SOCKET, &options->socket_path },
+		{ OPT_START, &options->socket_path }, /* has no text: NULL */
+		{ OPT_DAEMON, &options->daemon },
+		{ OPT_POLICY, &options->policy },
+		{ OPT_SIDES, &options->sides },
+		{ OPT_LOG, &options->log_path },
+		{ OPT_SERVED, &options->served_path },
+		{ OPT_WRITE, ret_write },
+	};
 	char *end;
 
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		if (rows[i].code == code) {
+			*rows[i].text = text;
+			return;
+		}
 	switch (code) {
-	case OPT_SOCKET:
-		options->socket_path = text;
-		break;
-	case OPT_DAEMON:
-		options->daemon = text;
-		break;
-	case OPT_POLICY:
-		options->policy = text;
-		break;
-	case OPT_SIDES:
-		options->sides = text;
-		break;
-	case OPT_LOG:
-		options->log_path = text;
-		break;
-	case OPT_SERVED:
-		options->served_path = text;
-		break;
-	case OPT_WRITE:
-		*ret_write = text;
-		break;
 	case OPT_TIME_SCALE:
 		options->time_scale = strtod(text, &end);
 		if (*end || end == text || !(options->time_scale >= 0) ||
