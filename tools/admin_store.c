@@ -82,10 +82,7 @@ static int store_status(const struct kvt_admin *admin, const char *path)
 		kvt_json_string(&json, "socket", path);
 		put_instance(&json, seen.instance);
 		kvt_json_store(&json, &seen.status);
-		if (wrong)
-			kvt_json_string(&json, "alarm", alarm);
-		else
-			kvt_json_null(&json, "alarm");
+		kvt_json_string(&json, "alarm", wrong ? alarm : NULL);
 		kvt_json_close(&json, '}');
 		kvt_admin_print(&json);
 	}
@@ -174,10 +171,7 @@ static bool list_one(const struct kvt_admin *admin, const char *path, struct kvt
 		put_instance(json, seen.instance);
 		kvt_json_store(json, &seen.status);
 	}
-	if (*wrong)
-		kvt_json_string(json, "alarm", wrong);
-	else
-		kvt_json_null(json, "alarm");
+	kvt_json_string(json, "alarm", *wrong ? wrong : NULL);
 	kvt_json_close(json, '}');
 	return !*wrong;
 }

@@ -127,19 +127,25 @@ static const char *command_name(const void *list, size_t i)
 	return i < N_COMMANDS ? commands[i].name : NULL;
 }
 
+/* Say that a word is no `what`, and which one it is near to. */
+static void say_unknown(const char *what, const char *word,
+			const char *(*name_of)(const void *list, size_t i))
+{
+	const char *nearest = kvt_admin_nearest(word, name_of, NULL);
+
+	if (nearest)
+		fprintf(stderr, "kvtctl: no %s '%s'; did you mean '%s'?\n", what, word, nearest);
+	else
+		fprintf(stderr, "kvtctl: no %s '%s'; kvtctl --help lists them\n", what, word);
+}
+
 /* Find a command. NULL after printing the nearest. */
 static const struct command *find(const char *name)
 {
-	const char *nearest;
-
 	for (size_t i = 0; i < N_COMMANDS; i++)
 		if (strcmp(name, commands[i].name) == 0)
 			return &commands[i];
-	nearest = kvt_admin_nearest(name, command_name, NULL);
-	if (nearest)
-		fprintf(stderr, "kvtctl: no command '%s'; did you mean '%s'?\n", name, nearest);
-	else
-		fprintf(stderr, "kvtctl: no command '%s'; kvtctl --help lists them\n", name);
+	say_unknown("command", name, command_name);
 	return NULL;
 }
 
@@ -282,17 +288,6 @@ static const char *own_option(const void *list, size_t i)
 	return i < sizeof(names) / sizeof(names[0]) ? names[i] : NULL;
 }
 
-static int unknown_option(const char *word)
-{
-	const char *nearest = kvt_admin_nearest(word, own_option, NULL);
-
-	if (nearest)
-		fprintf(stderr, "kvtctl: no option '%s'; did you mean '%s'?\n", word, nearest);
-	else
-		fprintf(stderr, "kvtctl: no option '%s'; kvtctl --help lists them\n", word);
-	return KVT_EXIT_USAGE;
-}
-
 /* One of our own options, which may stand anywhere. Negative: it is none; 0: taken; 1: it is
  * wrong, and that was said. */
 static int take_own(struct invocation *given, char **argv, int *i)
@@ -343,8 +338,10 @@ int main(int argc, char **argv)
 		}
 		if (given.n == 0 && strcmp(argv[i], "--version") == 0)
 			argv[i] = (char *)(uintptr_t)"version";
-		if (given.n == 0 && argv[i][0] == '-')
-			return unknown_option(argv[i]);
+		if (given.n == 0 && argv[i][0] == '-') {
+			say_unknown("option", argv[i], own_option);
+			return KVT_EXIT_USAGE;
+		}
 		given.words[given.n++] = argv[i];
 	}
 	given.words[given.n] = NULL;

@@ -374,12 +374,8 @@ static void print_store(const struct kvt_page *page, struct kvt_json *json)
 	kvt_json_bool(json, "up", rc == 0);
 	if (rc == 0)
 		kvt_json_store(json, &seen.status);
-	if (rc != 0)
-		kvt_json_string(json, "alarm", error.text);
-	else if (kvt_store_alarm(&seen.status, alarm, sizeof(alarm)))
-		kvt_json_string(json, "alarm", alarm);
-	else
-		kvt_json_null(json, "alarm");
+	kvt_json_string(json, "alarm", rc != 0 ? error.text :
+			kvt_store_alarm(&seen.status, alarm, sizeof(alarm)) ? alarm : NULL);
 	kvt_json_close(json, '}');
 }
 

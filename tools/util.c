@@ -224,7 +224,10 @@ void kvt_json_bytes(struct kvt_json *json, const char *name, const char *value, 
 
 void kvt_json_string(struct kvt_json *json, const char *name, const char *value)
 {
-	kvt_json_bytes(json, name, value, strlen(value));
+	if (value)
+		kvt_json_bytes(json, name, value, strlen(value));
+	else
+		kvt_json_null(json, name);
 }
 
 void kvt_json_format(struct kvt_json *json, const char *name, const char *format, ...)

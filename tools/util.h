@@ -64,7 +64,7 @@ void kvt_json_double(struct kvt_json *json, const char *name, double value); /* 
 void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns);
 void kvt_json_bool(struct kvt_json *json, const char *name, bool value);
 void kvt_json_null(struct kvt_json *json, const char *name);
-void kvt_json_string(struct kvt_json *json, const char *name, const char *value);
+void kvt_json_string(struct kvt_json *json, const char *name, const char *value); /* NULL: null */
 void kvt_json_bytes(struct kvt_json *json, const char *name, const char *value, size_t bytes);
 void kvt_json_format(struct kvt_json *json, const char *name, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
