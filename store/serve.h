@@ -39,8 +39,8 @@ struct kvt_server {
 /** Take the path of its socket, before much is done in vain. -EADDRINUSE: another store has it.
  * `why` says what to do. */
 int kvt_server_take(struct kvt_server *server, const char *path, struct kvt_error *why);
-/** Listen there, with mode and group of the daemon's socket: who may use the pool may fetch. Errors:
- * `why` says what to do. */
+/** Listen there, with mode and group of the daemon's socket: who may use the pool may fetch. On
+ * errors `why` says what to do. */
 int kvt_server_open(struct kvt_server *server, struct kvt_store *store, struct kvt_error *why);
 /** Also after an error of the others. */
 void kvt_server_close(struct kvt_server *server);

@@ -20,8 +20,8 @@ struct kvt_name {
 /** Lock the path. -EADDRINUSE: another process has it; -EINVAL: not of 1 to 107 bytes; other
  * errors: of open(). */
 int kvt_name_take(struct kvt_name *name, const char *path);
-/** Bind a socket of this type there, with mode 0600. Returns its descriptor. -EEXIST: there is a file
- * that is no socket; other errors: of socket() and bind(). */
+/** Bind a socket of this type there, with mode 0600. Returns its descriptor. -EEXIST: there is a
+ * file that is no socket; other errors: of socket() and bind(). */
 int kvt_name_bind(const struct kvt_name *name, int type);
 /** Remove socket and lock, if they are still ours. All zero: do nothing. */
 void kvt_name_release(struct kvt_name *name);
