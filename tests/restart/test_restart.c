@@ -977,6 +977,9 @@ static struct kvt_client *start_once(const char *more, uint32_t *keys)
 	seq = kvt_work_begin(client, kvt_test_namespace(client, "restart"), keys);
 	kvt_work_compute(client, seq, keys, 0, 16);
 	kvt_test_equal(kvt_seq_end(seq, 256, NULL, 0, KVT_IDLE, 0), 0);
+	/* Asleep, it has taken the session's descriptors. */
+	while (kvt_test_process_state(daemon_.pid) != 'S')
+		sched_yield();
 	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, NULL, &nofile), 0);
 	few = (struct rlimit){ 20, nofile.rlim_max };
 	kvt_test_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, NULL), 0);
