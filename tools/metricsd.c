@@ -30,8 +30,8 @@
 
 #include "shm/commit.h"
 #include "tools/metrics.h"
-#include "tools/socket.h"
 #include "tools/page_http.h"
+#include "tools/socket.h"
 #include "tools/visitors.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"
