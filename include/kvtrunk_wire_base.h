@@ -17,7 +17,7 @@
 #define _Static_assert static_assert
 #endif
 
-#define KVT_ABI 3 /* raised with each change of shared bytes or messages: no build speaks two */
+#define KVT_ABI 4 /* raised with each change of shared bytes or messages: no build speaks two */
 
 /* A line that one side writes and the other polls. 128, not 64: x86 prefetches lines in pairs
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
