@@ -2,7 +2,7 @@
 #
 # The Python package (python/).
 #
-#   make wheel           build/wheel/kvtrunk-*.whl, with kvtrunkd, kvtctl and kvtlab
+#   make wheel           build/wheel/kvtrunk-*.whl, with kvtrunkd, kvtctl, kvtlab and kvtstored
 #   make wheel-programs  these alone, linked so that they need nothing but glibc
 #   make python          the package in build/python/lib, for PYTHONPATH
 #   make bench-python    what the package adds to calls, beside C
@@ -11,7 +11,7 @@ PYTHON_CAN := import cffi, setuptools, wheel
 PYTHON ?= $(shell for p in python3 /usr/bin/python3; do \
 	$$p -c '$(PYTHON_CAN)' 2>/dev/null && echo $$p && exit; done; echo python3)
 WHEEL := $(O)/wheel
-WHEEL_PROGRAMS := $(addprefix $(WHEEL)/,kvtrunkd kvtctl kvtlab)
+WHEEL_PROGRAMS := $(addprefix $(WHEEL)/,kvtrunkd kvtctl kvtlab kvtstored)
 SETUP_PY = cd python && KVTRUNK_BUILD=$(abspath $(O)) $(PYTHON) -W ignore setup.py -q
 
 wheel-programs: $(WHEEL_PROGRAMS)
@@ -32,6 +32,10 @@ $(WHEEL)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a \
 $(WHEEL)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
 		$(O)/libkvtrunk-steps.a $(COMMIT_OBJ)
 	$(call wheel_link,-ljansson -lz)
+
+$(WHEEL)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
+		$(COMMIT_OBJ)
+	$(call wheel_link,-luring -lpthread)
 
 python: $(O)/libkvtrunk.a
 	@$(python_check)

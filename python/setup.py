@@ -23,7 +23,7 @@ from distutils.command.build_scripts import build_scripts
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-PROGRAMS = ["kvtrunkd", "kvtctl", "kvtlab"]
+PROGRAMS = ["kvtrunkd", "kvtctl", "kvtlab", "kvtstored"]
 # Views need the buffer protocol, which is in the limited API since 3.11. All that they call exists
 # in 3.10, so a wheel made by 3.11 or newer runs there.
 ABI3 = sys.version_info >= (3, 11)
@@ -68,8 +68,8 @@ class BuildScripts(build_scripts):
         if not make("wheel-programs"):
             if wish == "require":
                 raise SystemExit("kvtrunk: the programs could not be built (make missing)")
-            print("kvtrunk: this package has no kvtrunkd, kvtctl and kvtlab: their libraries are "
-                  "missing (make missing)", file=sys.stderr)
+            print(f"kvtrunk: this package has no {', '.join(PROGRAMS)}: their libraries are missing "
+                  "(make missing)", file=sys.stderr)
             return
         for name in PROGRAMS:
             shutil.copy2(BUILD / "wheel" / name, target / name)

@@ -28,7 +28,7 @@ _ANSWER_S = 300
 
 
 def program(name: str) -> str:
-    """Path of kvtrunkd, kvtctl or kvtlab: $KVTRUNK_BIN/NAME, this package's, or the one in PATH.
+    """Path of a program of kvtrunk: $KVTRUNK_BIN/NAME, this package's, or the one in PATH.
 
     FileNotFoundError: there is none.
     """
