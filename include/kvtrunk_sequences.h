@@ -86,9 +86,12 @@ const uint32_t *kvt_seq_sides(const struct kvt_seq *seq, uint32_t kind, uint32_t
  * `kind` of page `index` of the page table, which must lie in front of that commit's `computed`.
  * Costs no message. The page is the sequence's from now on. Write it no more after that commit's
  * fence, and read it until the end: it is cached, or, if its place has a side page already or the
- * commit fails, freed at the fence of the end. Page KVT_NONE drops what is there, unless another
- * sequence or prefix needs it. A commit that takes side pages implies KVT_F_KEEP, and leaves the
- * page table as it is.
+ * commit fails, freed at the fence of the end. A commit that takes side pages implies KVT_F_KEEP,
+ * and leaves the page table as it is.
+ * Page KVT_SIDE_LET lets go of what is there: after that commit's fence the sequence reads it no
+ * more, and it may be evicted before the end; until then others continue behind it. Nothing happens
+ * while another sequence crosses that page. Page KVT_NONE drops it at once, unless another sequence
+ * or prefix needs it.
  * Errors, which change nothing: -EINVAL the daemon has no sides or no such kind, or table or pool
  * no such page; -ENOMEM. A page that is not the session's, in a sequence or named twice fails the
  * commit (-EINVAL). */

@@ -80,7 +80,14 @@ enum kvt_sqe_flag {
 #define KVT_SIDE_INDEX(place) ((place) / KVT_MAX_SIDES)
 #define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
 
-/** A side page for a place: a private page in no lease, or KVT_NONE to drop what is there. */
+/** In place of a side page: let go of what is there. The lease will not read it again, so it may be
+ * evicted although the path is locked; until then it stays cached and usable. Nothing happens while
+ * another lease crosses the page that it hangs on. It is held again when a BEGIN continues behind
+ * it, and when the lease ends. */
+#define KVT_SIDE_LET 0xffffffffu
+
+/** A side page for a place: a private page in no lease, KVT_NONE to drop what is there, or
+ * KVT_SIDE_LET. */
 struct kvt_side {
 	uint32_t place;
 	uint32_t page;

@@ -48,6 +48,12 @@ int kvt_seq_reserve_sides(struct kvt_seq *seq)
 	return most && !seq->sides ? -ENOMEM : 0;
 }
 
+/* True for a page, which the daemon takes or leaves with the session. */
+static bool is_given(uint32_t page)
+{
+	return page != KVT_NONE && page != KVT_SIDE_LET;
+}
+
 /* Refuse what the daemon would refuse, with what to do. */
 static int check_attach(struct kvt_seq *seq, uint32_t index, uint32_t kind, uint32_t page)
 {
@@ -65,7 +71,7 @@ static int check_attach(struct kvt_seq *seq, uint32_t index, uint32_t kind, uint
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_SIDE_PLACE,
 				       "attach: page %u of the page table, which has %u: extend "
 				       "the sequence first", index, seq->shown.n_pages);
-	if (page >= client->info.n_pages)
+	if (page >= client->info.n_pages && page != KVT_SIDE_LET)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_PAGE_RANGE,
 				       "attach: page %u: the pool ends at %u", page,
 				       client->info.n_pages - 1);
@@ -106,7 +112,7 @@ int kvt_seq_attach(struct kvt_seq *seq, uint32_t index, uint32_t kind, uint32_t 
 		return kvt_client_fail(seq->client, -ENOMEM, 0, "out of memory for a side page");
 	seq->given[seq->n_given++] =
 		(struct kvt_side){ .place = KVT_SIDE_PLACE(index, kind), .page = page };
-	seq->n_attached += page != KVT_NONE;
+	seq->n_attached += is_given(page);
 	return 0;
 }
 
@@ -122,7 +128,7 @@ void kvt_seq_name_sides(const struct kvt_seq *seq, struct kvt_request *commit)
 
 static void keep(struct kvt_seq *seq, uint32_t page)
 {
-	if (page != KVT_NONE && seq->n_left < seq->n_attached)
+	if (is_given(page) && seq->n_left < seq->n_attached)
 		seq->left[seq->n_left++] = page;
 }
 

@@ -3,8 +3,8 @@
 /* Side pages of a COMMIT (attach.h).
  *
  * Input is a private copy of the entry's pairs, core->op_sides. Invariants: a path's lock protects
- * its side pages, too; a side page leaves before its main page only if the lease that says so is
- * the only one that can need it. Caller: lease.c. */
+ * its side pages, too; a side page leaves before its main page, or may be evicted before it, only
+ * if the lease that says so is the only one that can need it. Caller: lease.c. */
 
 #include <errno.h>
 
@@ -15,6 +15,12 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+
+/** True if a pair brings a page. The others drop what is in their place, or let it go. */
+static bool brings(uint32_t page)
+{
+	return page != KVT_NONE && page != KVT_SIDE_LET;
+}
 
 int kvt_attach_check(struct kvt_core *core, struct kvt_op_context *op,
 		     const struct kvt_lease_record *lease, uint32_t cached)
@@ -29,7 +35,7 @@ int kvt_attach_check(struct kvt_core *core, struct kvt_op_context *op,
 
 		if (KVT_SIDE_INDEX(place) >= cached || KVT_SIDE_KIND(place) >= core->n_sides)
 			return kvt_refuse(op, -EINVAL, KVT_REASON_SIDE_PLACE, lease->computed);
-		if (page != KVT_NONE)
+		if (brings(page))
 			core->op_pages[given++] = page;
 	}
 	reason = kvt_pages_judge(core, op->session, given, NULL, 0);
@@ -56,6 +62,14 @@ static uint32_t alone_from(const struct kvt_core *core, const struct kvt_lease_r
 	return 0;
 }
 
+/** Let a side page go, if there is one that is held, and no other lease crosses its node. */
+static void let_go(struct kvt_core *core, const struct kvt_lease_record *lease, uint32_t node,
+		   uint32_t page)
+{
+	if (page != KVT_NONE && core->nodes[node].lock_ref == 1 && !kvt_side_is_let(core, page))
+		kvt_side_let(core, node, page, (uint32_t)(lease - core->leases));
+}
+
 void kvt_attach(struct kvt_core *core, struct kvt_op_context *op,
 		const struct kvt_lease_record *lease)
 {
@@ -63,7 +77,7 @@ void kvt_attach(struct kvt_core *core, struct kvt_op_context *op,
 	uint32_t alone = alone_from(core, lease), given = 0;
 
 	for (uint32_t i = 0; i < op->n_sides; i++)
-		given += core->op_sides[2 * i + 1] != KVT_NONE;
+		given += brings(core->op_sides[2 * i + 1]);
 	kvt_save_pages(core, op->session, core->op_pages, given);
 	kvt_path_pages(core, lease->node, lease->done, core->path_list);
 	for (uint32_t i = 0; i < op->n_sides; i++) {
@@ -71,7 +85,7 @@ void kvt_attach(struct kvt_core *core, struct kvt_op_context *op,
 		uint32_t index = KVT_SIDE_INDEX(place), kind = KVT_SIDE_KIND(place), node, main;
 
 		if (index >= lease->done) { /* caching is disabled */
-			if (page != KVT_NONE)
+			if (brings(page))
 				list[op->cqe->n_list++] = page;
 			continue;
 		}
@@ -80,6 +94,8 @@ void kvt_attach(struct kvt_core *core, struct kvt_op_context *op,
 		if (page == KVT_NONE) {
 			if (index >= alone)
 				kvt_side_drop(core, node, index - core->nodes[node].start, kind);
+		} else if (page == KVT_SIDE_LET) {
+			let_go(core, lease, node, kvt_sides_of(core, main)[kind]);
 		} else if (kvt_sides_of(core, main)[kind] == KVT_NONE) {
 			kvt_loose_remove(core, op->session, page);
 			kvt_side_attach(core, node, index - core->nodes[node].start, kind, page);

@@ -59,7 +59,7 @@ static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 
 	*shadow = (struct kvt_core){
 		.magic = core->magic, .config = core->config, .ps = core->ps,
-		.n_sides = core->n_sides,
+		.n_sides = core->n_sides, .let = core->let,
 		.bucket_mask = core->bucket_mask, .slot_keys = core->slot_keys,
 		.root_keys = core->root_keys,
 		.ledger = core->ledger, .tails = core->tails, .opened = core->opened,
@@ -143,6 +143,7 @@ static const struct field counter_fields[] = {
 static const struct field core_fields[] = {
 	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
 	FIELD(kvt_core, n_roots), FIELD(kvt_core, stale_roots), FIELD(kvt_core, dying),
+	FIELD(kvt_core, n_let),
 	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases),
 	FIELD(kvt_core, open_sessions),
 	FIELD(kvt_core, first_waiter), FIELD(kvt_core, last_waiter), FIELD(kvt_core, n_waiters),
@@ -461,6 +462,31 @@ static void check_sides(struct audit *audit)
 	}
 }
 
+/** Check the list of side pages that were let go, the oldest first, and what its leases count. */
+static void check_let(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core;
+	uint32_t page = core->let_first, before = KVT_NONE, n = 0;
+	uint64_t counted = 0, leases = 0; /* sums of lease numbers */
+
+	for (; page != KVT_NONE && page < core->config.n_pages && n < core->n_let; n++) {
+		const struct kvt_let *let = &core->let[page];
+
+		if (let->lease == KVT_NONE || let->lease > core->config.n_leases ||
+		    core->leases[let->lease].kind != KVT_LEASE_BEGIN || let->older != before ||
+		    (before != KVT_NONE && core->let[before].tick > let->tick))
+			report(audit, "page %u was let go by lease %u, behind page %u", page,
+			       let->lease, before);
+		leases += let->lease;
+		before = page;
+		page = let->younger;
+	}
+	for (uint32_t id = 1; core->n_sides > 0 && id <= core->config.n_leases; id++)
+		counted += (uint64_t)id * core->let_of[id];
+	if (n != core->n_let || page != KVT_NONE || core->let_last != before || leases != counted)
+		report(audit, "%u side pages were let go, the list has %u", core->n_let, n);
+}
+
 static void check_pages(struct audit *audit)
 {
 	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
@@ -574,6 +600,7 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 	check_slots(&audit);
 	check_pages(&audit);
 	check_sides(&audit);
+	check_let(&audit);
 	check_leases(&audit);
 	check_pending(&audit);
 	for (uint32_t id = 1; id <= core->config.max_sessions; id++)

@@ -2,11 +2,14 @@
 
 /* Make room: reclaim detached nodes first, then evict the policy's victims, each from its last page
  * backwards and only as far as needed. A page takes its side pages along, so the last one may free
- * more. */
+ * more. A side page that was let go is a victim, too, if that was before the policy's victim was
+ * last used. */
 
 #include "daemon/core/detach.h"
+#include "daemon/core/effect.h"
 #include "daemon/core/evict.h"
 #include "daemon/core/order.h"
+#include "daemon/core/side.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 
@@ -35,6 +38,21 @@ static uint32_t victim(struct kvt_core *core)
 	return id;
 }
 
+/** True if the side page that was let go first goes before a victim. */
+static bool side_first(const struct kvt_core *core, uint32_t id)
+{
+	return core->n_let > 0 && (id == KVT_NONE || core->let[core->let_first].tick <
+							     core->nodes[id].touched);
+}
+
+static void evict_side(struct kvt_core *core)
+{
+	uint32_t page = core->let_first;
+
+	kvt_event_add(core, KVT_EV_SIDE, kvt_side_drop_let(core), page, 1);
+	core->count->evicted_pages++;
+}
+
 void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 {
 	KVT_ASSERT(n <= core->count->evictable_pages);
@@ -49,6 +67,11 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 			continue;
 		}
 		id = victim(core);
+		if (side_first(core, id)) {
+			evict_side(core);
+			n--;
+			continue;
+		}
 		KVT_ASSERT(id != KVT_NONE);
 		n -= kvt_min(n, kvt_node_trim(core, id, kvt_node_last(core, id, n), 0));
 	}

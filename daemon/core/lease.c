@@ -498,6 +498,27 @@ static void write_sides(const struct kvt_core *core, uint32_t node, uint32_t reu
 			*list++ = kvt_sides_of(core, core->path_list[reuse - n])[kind];
 }
 
+/** Count the side pages behind which a BEGIN continues that were let go. With `hold` hold them
+ * again. */
+static uint32_t point_let(struct kvt_core *core, uint32_t node, uint32_t reuse, bool hold)
+{
+	uint32_t n = 0;
+
+	kvt_path_pages(core, node, reuse, core->path_list);
+	for (uint32_t kind = 0; kind < core->n_sides; kind++) {
+		for (uint32_t i = kvt_min(core->config.side_pages[kind], reuse); i > 0; i--) {
+			uint32_t page = kvt_sides_of(core, core->path_list[reuse - i])[kind];
+
+			if (!kvt_side_is_let(core, page))
+				continue;
+			n++;
+			if (hold)
+				kvt_side_hold(core, page);
+		}
+	}
+	return n;
+}
+
 /** Count the pages to evict for a BEGIN that lacks room which its own match has: side pages, and
  * main pages that it cannot reuse. All else goes first. 0: without its match it would be refused,
  * too. */
@@ -545,6 +566,8 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 		plan_sides(core, plan);
 	plan->fresh = plan->whole - plan->walk.walked;
 	kvt_need_compute(core, &plan->walk, plan->fresh, true, &plan->need);
+	if (core->n_let > 0)
+		plan->need.path_pages += point_let(core, plan->walk.node, plan->reuse, false);
 	if (too_large)
 		return room_check(core, op, plan->table, plan->need.path_pages);
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
@@ -586,6 +609,8 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 		walk->node = walk->root = kvt_root_make(core, op->sqe->namespace_id);
 	end = kvt_walk_cut(core, walk);
 	kvt_path_lock(core, end, KVT_NONE);
+	if (core->n_let > 0)
+		point_let(core, end, plan->reuse, true);
 	kvt_room_make(core, pages);
 	if (plan->fresh == 0)
 		return end;
@@ -994,6 +1019,8 @@ uint32_t kvt_lease_end(struct kvt_core *core, uint32_t id)
 
 	if (lease->kind == KVT_LEASE_BEGIN && !(lease->flags & KVT_LEASE_COUNTED))
 		kvt_path_count_hit(core, lease->node);
+	if (core->n_let > 0)
+		kvt_sides_hold_all(core, id);
 	kvt_path_unlock(core, lease->node);
 	freed += release_list(core, lease->first_page);
 	freed += release_list(core, lease->first_kept);

@@ -226,12 +226,13 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->path_list = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->page_mark = carve(&scratch, c->n_pages / 64 + 1, sizeof(uint64_t));
 	/* One operation can evict everything: each node once trimmed, once freed, and its own
-	 * new runs on top. */
-	core->max_events = 4 * c->max_nodes + 64;
+	 * new runs on top; each side page that was let go. */
+	core->max_events = 4 * c->max_nodes + 64 + (c->n_sides ? c->n_pages : 0);
+	core->let = carve(&scratch, c->n_sides ? c->n_pages : 0, sizeof(*core->let));
+	core->let_of = carve(&scratch, c->n_sides ? c->n_leases + 1ull : 0, sizeof(uint32_t));
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->in = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
-	core->lasting = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->slots_due = carve(&scratch, c->max_nodes, sizeof(struct kvt_run));
 	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->n_sort = (uint32_t)sort_count(c);

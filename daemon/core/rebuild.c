@@ -798,6 +798,31 @@ static int rebuild_order(struct kvt_core *core, struct kvt_why *why)
 	return 0;
 }
 
+/** Count the side pages that were let go. A successor has none, an audit's shadow the core's. */
+static int count_let(struct kvt_core *core, struct kvt_why *why)
+{
+	for (uint32_t page = 0; core->n_sides > 0 && page < core->config.n_pages; page++) {
+		const struct kvt_page_record *side = &core->pages[page];
+		const struct kvt_node *node;
+		struct kvt_namespace_record *space;
+
+		if (!kvt_side_is_let(core, page))
+			continue;
+		node = kvt_node_at(core, kvt_slots_node_of(&core->slots,
+							   core->pages[side->parent].slot));
+		if (side->slot != KVT_NONE || side->parent == KVT_NONE || node->lock_ref == 0)
+			return kvt_unclean(why, "page %u was let go and is no side page of a lock",
+					   page);
+		space = &core->namespaces[node->namespace_id];
+		space->evictable_pages++;
+		space->protected_pages--;
+		core->count->evictable_pages++;
+		core->count->protected_pages--;
+		core->n_let++;
+	}
+	return 0;
+}
+
 int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 {
 	memset(core->count, 0, offsetof(struct kvt_counters, operations));
@@ -817,5 +842,6 @@ int kvt_rebuild(struct kvt_core *core, struct kvt_why *why)
 	TRY(check_paths(core, why));
 	TRY(rebuild_pending(core, why));
 	TRY(check_spaces(core, why));
-	return rebuild_order(core, why);
+	TRY(rebuild_order(core, why));
+	return count_let(core, why);
 }

@@ -61,7 +61,9 @@ enum kvt_event_kind {
 	KVT_EV_DETACH = 9, /* node is the top of a detached subtree from now on */
 	KVT_EV_RAISE = 10, /* ADOPT: the generation of node, free or not, is `other` from now on:
 			      clients may have seen what was rolled back */
-	KVT_EV_KINDS = 11,
+	KVT_EV_SIDE = 11,  /* node lost the side page `other`, of which its lease had let go, to
+			      eviction (it is in `out`) */
+	KVT_EV_KINDS = 12,
 };
 
 struct kvt_event {
@@ -87,7 +89,8 @@ struct kvt_record {
 	const uint32_t *list;  /* words that the operation wrote into the list area */
 	const struct kvt_event *events;
 	const uint32_t *out; /* pages that left the cache for FREE, in order: for TRIM events, each
-				followed by its side pages, and then those that COMMIT dropped */
+				followed by its side pages, for SIDE events, and then those that
+				COMMIT dropped */
 	uint32_t n_list;
 	uint32_t n_events;
 	uint32_t n_out;

@@ -18,6 +18,7 @@
 #include "daemon/core/pending.h"
 #include "daemon/core/running.h"
 #include "daemon/core/session.h"
+#include "daemon/core/side.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
@@ -202,6 +203,8 @@ static void lose_lease(struct kvt_core *core, uint32_t id, uint32_t lease_id)
 	KVT_ASSERT(session->state == KVT_SESSION_DYING && lease->session == id);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
+	if (core->n_let > 0)
+		kvt_sides_hold_all(core, lease_id);
 	kvt_path_unlock(core, lease->node);
 	kvt_save_list(core, lease->last_page, 1);
 	kvt_save_list(core, page, UINT32_MAX);

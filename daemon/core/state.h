@@ -54,6 +54,13 @@ struct kvt_remains {
 	uint32_t heir; /* free: node that has these pages, KVT_NONE if they are detached */
 };
 
+/** A side page that its lease let go: evictable, although its path is locked. */
+struct kvt_let {
+	uint32_t lease; /* KVT_NONE: it is held */
+	uint32_t older, younger; /* pages, in the order in which they were let go */
+	uint64_t tick; /* logical time of that */
+};
+
 struct kvt_heap {
 	uint32_t *nodes; /* smallest first */
 	uint32_t count;
@@ -187,8 +194,7 @@ struct kvt_core {
 	uint32_t n_events, max_events;
 	uint32_t *in;  /* with a hook of changes: pages that became cached in the effect */
 	uint32_t *out; /* pages that stopped being so */
-	uint32_t *lasting; /* with a hook: cached pages whose time to live was lifted */
-	uint32_t n_in, n_out, n_lasting;
+	uint32_t n_in, n_out;
 	uint32_t cut;          /* first page of a subtree below a root that was detached */
 	uint32_t n_used, used; /* pages that a BEGIN reuses, and the last one of them */
 	uint64_t now_ns;
@@ -200,6 +206,10 @@ struct kvt_core {
 	uint32_t *sides_in; /* [node]: side pages of its pages */
 	uint32_t *side_top; /* [node]: no page of its run from this one of the path on has any */
 	uint32_t side_most; /* the largest of config.side_pages */
+	/* Lost at a restart: all side pages of a locked path are held again. */
+	struct kvt_let *let; /* [page] */
+	uint32_t *let_of;    /* [lease]: pages that it let go */
+	uint32_t let_first, let_last, n_let;
 
 	/* Large and seldom read: last, so that what each operation reads is together in front. */
 	struct kvt_core_config config;

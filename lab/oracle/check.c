@@ -46,6 +46,8 @@ static void recount(const struct kvt_oracle *o, struct kvt_counters *c)
 		c->protected_pages += node->locks ? model_weight(o, node, node->sealed) : 0;
 		c->side_pages += model_weight(o, node, node->sealed) - node->sealed;
 	}
+	c->evictable_pages += model_count_let(o, 0);
+	c->protected_pages -= model_count_let(o, 0);
 	c->live_leases = o->config.n_leases - o->n_free_leases;
 	c->live_sessions = o->n_sessions;
 	c->live_namespaces = o->n_namespaces;

@@ -346,6 +346,41 @@ int events_page_out(struct kvt_oracle *o, uint32_t page)
 	return 0;
 }
 
+/* Check that no side page that was let go should have gone before a victim, which is trimmed for
+ * want of pages. */
+static int trim_order(struct kvt_oracle *o, const struct model_node *node, uint32_t n)
+{
+	uint32_t side = model_first_let(o);
+
+	if (!side || node->detached || o->pages[side].let_at >= node->touched ||
+	    (n == node->sealed && o->n_free_ids < o->run.most_nodes))
+		return 0;
+	return oracle_fail(o, "victim %u, though side page %u was let go before its last use",
+			   node->id, side);
+}
+
+/* Follow the eviction of a side page that was let go. */
+static int follow_side(struct kvt_oracle *o, const struct kvt_event *event)
+{
+	struct model_run *run = &o->run;
+	uint32_t page = model_first_let(o), main = o->pages[page].main, best;
+	bool any_detached;
+
+	TRY(oracle_expect(o, "side page to evict", page, event->other));
+	TRY(oracle_expect(o, "node of the side page", o->pages[main].node, event->node));
+	best = victim(o, &any_detached);
+	if (any_detached || (best && o->nodes[best]->touched <= o->pages[page].let_at))
+		return oracle_fail(o, "side page %u was evicted before victim %u", page, best);
+	if (run->need_pages <= o->in_state[KVT_PAGE_FREE])
+		return oracle_fail(o, "side page %u was evicted, and no page is missing", page);
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		if (o->pages[main].sides[kind] == page)
+			o->pages[main].sides[kind] = 0;
+	run->evicted++;
+	o->counters.evicted_pages++;
+	return events_page_out(o, page);
+}
+
 static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 {
 	struct model_run *run = &o->run;
@@ -368,6 +403,7 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 		TRY(oracle_expect(o, "victim", best, node->id));
 	}
 	TRY(trim_amount(o, node, event->n));
+	TRY(trim_order(o, node, event->n));
 	if (!node->detached)
 		o->counters.victim_age_ns = run->record->now_ns - node->touched_ns;
 	for (uint32_t i = 0; i < event->n; i++) {
@@ -494,6 +530,8 @@ static int follow(struct kvt_oracle *o, const struct kvt_event *event)
 		return follow_merge(o, event);
 	case KVT_EV_TRIM:
 		return follow_trim(o, event);
+	case KVT_EV_SIDE:
+		return follow_side(o, event);
 	case KVT_EV_CUT:
 		return follow_cut(o, event);
 	case KVT_EV_FREE:
@@ -511,6 +549,8 @@ int events_follow(struct kvt_oracle *o, uint32_t mask)
 {
 	struct model_run *run = &o->run;
 
+	if (mask & EVENT_BIT(KVT_EV_TRIM))
+		mask |= EVENT_BIT(KVT_EV_SIDE);
 	while (run->event < run->record->n_events) {
 		const struct kvt_event *event = &run->record->events[run->event];
 

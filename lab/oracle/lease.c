@@ -129,10 +129,7 @@ static int table_add_own(struct kvt_oracle *o, struct model_lease *lease, const 
  * unsealed tail. */
 int lease_unlock(struct kvt_oracle *o, struct model_lease *lease)
 {
-	uint32_t node = lease->node;
-
-	model_unlock(o, node);
-	lease->node = 0;
+	model_unlock(o, lease);
 	o->stamp++; /* its path is no longer the operation's own */
 	return events_follow(o, EVENT_BIT(KVT_EV_CUT) | EVENT_BIT(KVT_EV_FREE));
 }
@@ -197,10 +194,27 @@ static int begin_walk(struct kvt_oracle *o, struct begin *b)
 	return 0;
 }
 
-/* Count the pages that BEGIN could get: free and evictable, without those it would lock. */
-static uint64_t begin_available(const struct kvt_oracle *o, const struct begin *b)
+/* Count the side pages behind which a BEGIN continues that were let go. With `hold` hold them. */
+static uint32_t point_let(struct kvt_oracle *o, const struct begin *b, bool hold)
 {
-	return model_available(o) - model_unlocked_on_path(o, b->walk.node, b->walk.pages);
+	uint32_t n = 0;
+
+	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+		for (uint32_t i = least(o->config.side_pages[kind], b->reuse); i > 0; i--) {
+			uint32_t main = model_page_at(o, b->walk.node, b->reuse - i);
+			uint32_t side = o->pages[main].sides[kind];
+
+			n += o->pages[side].let != 0;
+			if (hold)
+				o->pages[side].let = 0;
+		}
+	return n;
+}
+
+/* Count the pages that can be evicted until this BEGIN holds them. */
+static uint64_t begin_locks(struct kvt_oracle *o, const struct begin *b)
+{
+	return model_unlocked_on_path(o, b->walk.node, b->walk.pages) + point_let(o, b, false);
 }
 
 static int begin_room(struct kvt_oracle *o, struct begin *b)
@@ -209,13 +223,13 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	const struct model_node *last = model_node(o, b->walk.node);
 	uint32_t fresh = b->table - b->reuse;
 	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
-	uint64_t locked = model_unlocked_on_path(o, b->walk.node, b->walk.pages), available;
+	uint64_t locked = begin_locks(o, b), available;
 	/* One in reserve: an eviction for pages may leave its last victim's node in use. */
 	uint64_t most = (uint64_t)b->whole - b->walk.pages + split +
 			(b->whole > b->walk.pages);
 
 	run_take_own(o, fresh, locked);
-	available = begin_available(o, b) + run->own;
+	available = model_available(o) - locked + run->own;
 	TRY(run_need_quota(o, fresh - run->own, locked));
 	TRY(run_need_list(o, b->words));
 	if (fresh > available)
@@ -269,10 +283,11 @@ int lease_begin(struct kvt_oracle *o)
 	TRY(begin_refused(o, &b));
 	TRY(begin_walk(o, &b));
 	if (b.table > o->config.n_pages - 1)
-		return run_no_room(o, b.table, begin_available(o, &b));
+		return run_no_room(o, b.table, model_available(o) - begin_locks(o, &b));
 	if ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) && b.table <= sqe->list_capacity)
 		TRY(wait_begin(o, &b.walk));
 	TRY(begin_room(o, &b));
+	point_let(o, &b, true);
 	TRY(events_follow(o, BUILD_EVENTS));
 	if (b.whole > 0)
 		TRY(run_check_path(o));
@@ -474,10 +489,10 @@ static int sides_refused(struct kvt_oracle *o, const struct model_lease *lease, 
 	for (uint32_t i = 0; i < n && result == 0; i++) {
 		uint32_t place = record->pages[2 * i];
 
-		if (place >> 3 >= computed / o->config.page_size ||
-		    (place & 7) >= o->config.n_sides)
+		if (KVT_SIDE_INDEX(place) >= computed / o->config.page_size ||
+		    KVT_SIDE_KIND(place) >= o->config.n_sides)
 			result = run_refuse(o, -EINVAL, KVT_REASON_SIDE_PLACE, lease->computed);
-		if (record->pages[2 * i + 1])
+		if (record->pages[2 * i + 1] && record->pages[2 * i + 1] != KVT_SIDE_LET)
 			pages[given++] = record->pages[2 * i + 1];
 	}
 	if (result == 0)
@@ -502,17 +517,31 @@ static bool alone_behind(const struct kvt_oracle *o, const struct model_lease *l
 	return false;
 }
 
-/* Attach side pages to pages of the path, and drop others. */
+/* Let a side page on page `at` of the path go, if no other lease crosses that. */
+static void let_go(struct kvt_oracle *o, const struct model_lease *lease, uint32_t at,
+		   struct model_page *side)
+{
+	if (side->let || model_covering(o, lease->node, at)->locks > 1)
+		return;
+	side->let = lease_index(o, lease);
+	side->let_at = o->clock;
+	side->let_order = ++o->let_order;
+}
+
+/* Attach side pages to pages of the path, drop others or let them go. */
 static int commit_sides(struct kvt_oracle *o, const struct model_lease *lease)
 {
 	const struct kvt_record *record = o->run.record;
 
 	for (uint32_t i = 0; i + 1 < record->n_pages; i += 2) {
-		uint32_t at = record->pages[i] >> 3, page = record->pages[i + 1], dropped;
-		uint32_t main = at < lease->done ? lease->table[at] : 0;
-		uint32_t *side = &o->pages[main].sides[record->pages[i] & 7];
+		uint32_t at = KVT_SIDE_INDEX(record->pages[i]), page = record->pages[i + 1];
+		uint32_t main = at < lease->done ? lease->table[at] : 0, dropped;
+		uint32_t *side = &o->pages[main].sides[KVT_SIDE_KIND(record->pages[i])];
 
-		if (page && main && !*side) {
+		if (page == KVT_SIDE_LET) {
+			if (main && *side)
+				let_go(o, lease, at, &o->pages[*side]);
+		} else if (page && main && !*side) {
 			model_page_cache(o, page, 0);
 			o->pages[page].main = main;
 			*side = page;

@@ -319,10 +319,12 @@ void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop)
 		o->nodes[node]->locks++;
 }
 
-void model_unlock(struct kvt_oracle *o, uint32_t node)
+void model_unlock(struct kvt_oracle *o, struct model_lease *lease)
 {
-	uint32_t up;
+	uint32_t node = lease->node, up;
 
+	model_hold(o, (uint32_t)(lease - o->leases));
+	lease->node = 0;
 	model_touch(o, node);
 	for (; node; node = up) {
 		struct model_node *n = o->nodes[node];
@@ -345,9 +347,40 @@ void model_own(struct kvt_oracle *o, uint32_t node)
 		o->nodes[node]->own = o->stamp;
 }
 
+uint32_t model_first_let(const struct kvt_oracle *o)
+{
+	uint32_t first = 0;
+
+	for (uint32_t page = 1; page < o->config.n_pages; page++)
+		if (o->pages[page].let &&
+		    (!first || o->pages[page].let_order < o->pages[first].let_order))
+			first = page;
+	return first;
+}
+
+uint32_t model_count_let(const struct kvt_oracle *o, uint32_t namespace_id)
+{
+	uint32_t n = 0;
+
+	for (uint32_t page = 1; page < o->config.n_pages; page++) {
+		const struct model_page *side = &o->pages[page];
+
+		n += side->let && (!namespace_id || namespace_id ==
+				   o->nodes[o->pages[side->main].node]->namespace_id);
+	}
+	return n;
+}
+
+void model_hold(struct kvt_oracle *o, uint32_t lease)
+{
+	for (uint32_t page = 1; page < o->config.n_pages; page++)
+		if (!lease || o->pages[page].let == lease)
+			o->pages[page].let = 0;
+}
+
 uint64_t model_evictable(const struct kvt_oracle *o)
 {
-	uint64_t pages = 0;
+	uint64_t pages = model_count_let(o, 0);
 
 	for (uint32_t i = 0; i < o->n_live; i++) {
 		const struct model_node *node = o->nodes[o->live[i]];

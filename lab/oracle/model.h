@@ -67,6 +67,9 @@ struct model_page {
 	uint64_t sealer;  /* CACHED: `number` of the session that sealed it */
 	uint32_t sides[KVT_MAX_SIDES]; /* CACHED in a node: side pages, by kind */
 	uint32_t main;    /* CACHED as a side page: the page that it hangs on */
+	uint32_t let;     /* then: the lease that let it go, so it can be evicted; 0: none */
+	uint64_t let_at;  /* logical time of that */
+	uint64_t let_order; /* place among all that were let go */
 	bool kept;        /* displaced under KEEP: the lease's, not in its table */
 };
 
@@ -170,7 +173,7 @@ struct model_run {
 
 struct kvt_oracle {
 	struct kvt_core_config config;
-	uint64_t seq, clock, epoch, stamp, lease_order, session_numbers;
+	uint64_t seq, clock, epoch, stamp, lease_order, session_numbers, let_order;
 	uint64_t n_adopted; /* daemons that ended and had a successor */
 	bool draining;
 	struct model_node **nodes; /* by id */
@@ -262,12 +265,18 @@ uint32_t model_weight(const struct kvt_oracle *o, const struct model_node *node,
 /** The most of the first `pages` pages of the path to `node` whose last ones have all sides that a
  * reader needs. */
 uint32_t model_usable(const struct kvt_oracle *o, uint32_t node, uint32_t pages);
+/** The side page that was let go first, 0: none was. */
+uint32_t model_first_let(const struct kvt_oracle *o);
+/** Count the side pages that were let go in a namespace; 0: in all. */
+uint32_t model_count_let(const struct kvt_oracle *o, uint32_t namespace_id);
+/** Hold all that a lease let go; lease 0: that any lease did. */
+void model_hold(struct kvt_oracle *o, uint32_t lease);
 void model_touch(struct kvt_oracle *o, uint32_t node);
 /* RESET detaches all roots at once, without events. */
 void model_detach(struct kvt_oracle *o, struct model_node *node, uint32_t why);
 void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop);
-/** Unlock a path, which touches it. */
-void model_unlock(struct kvt_oracle *o, uint32_t node);
+/** Hold what a lease let go and unlock its path, which touches it. */
+void model_unlock(struct kvt_oracle *o, struct model_lease *lease);
 void model_count_hit(struct kvt_oracle *o, uint32_t node);
 /** Mark a path as the operation's own: this operation may evict nothing on it. */
 void model_own(struct kvt_oracle *o, uint32_t node);

@@ -42,8 +42,7 @@ int session_close(struct kvt_oracle *o)
 		if (!first)
 			break;
 		lease_count_hit(o, first);
-		model_unlock(o, first->node);
-		first->node = 0;
+		model_unlock(o, first);
 		freed += lease_free_pages(o, (uint32_t)(first - o->leases));
 		lease_drop(o, (uint32_t)(first - o->leases));
 	}
@@ -320,6 +319,7 @@ int session_apply(struct kvt_oracle *o)
 			TRY(events_follow(o, EVENT_BIT(KVT_EV_RAISE)));
 		if (record->kind == KVT_REC_ADOPT) {
 			model_forget_remains(o);
+			model_hold(o, 0);
 			o->n_adopted++;
 		}
 		return events_done(o);

@@ -313,7 +313,7 @@ static int pair_sides(const struct kvt_script_line *line, struct kvt_script_comm
 	if (given == line->n_places)
 		return 0;
 	snprintf(why, why_bytes, "sides= names %u places and pages= %u pages: one page for each, "
-		 "0 to drop what is there", line->n_places, given);
+		 "0 to drop what is there, let to let it go", line->n_places, given);
 	free(*pages);
 	*pages = NULL;
 	return -EINVAL;

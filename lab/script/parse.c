@@ -137,6 +137,9 @@ static int number_u32(struct word word, uint32_t *ret_value)
 	return rc;
 }
 
+/* In pages= of sides=: let go of what is there. */
+#define LET "let"
+
 /* Parse one item of pages=. */
 static int run_parse(struct reader *reader, struct word item, struct kvt_script_run *ret_run)
 {
@@ -184,9 +187,13 @@ static int pages_parse(struct reader *reader, struct word value)
 		struct word item = word_cut(&value, ',');
 		struct kvt_script_run run;
 		bool digits = item.n > 0 && isdigit((unsigned char)*item.at);
-		int rc = digits ? run_parse(reader, item, &run)
-				: slice_parse(reader, item, &run);
+		int rc = 0;
 
+		if (word_is(item, LET))
+			run = (struct kvt_script_run){ NULL, KVT_SIDE_LET, KVT_SIDE_LET, 1 };
+		else
+			rc = digits ? run_parse(reader, item, &run)
+				    : slice_parse(reader, item, &run);
 		if (rc)
 			return rc;
 		if (line->n_page_runs == room) {
@@ -401,6 +408,9 @@ static int verb_parse(struct reader *reader, struct word word)
 				      "letters, digits, '_', '-', '.'", shown(head), head.at);
 		if (line->bind)
 			return refuse(reader, "a line binds one name");
+		if (word_is(head, LET))
+			return refuse(reader, "'" LET "' is no name to bind: in pages= it lets go "
+				      "of a side page");
 		line->bind = kvt_tool_copy(head.at, head.n);
 		word = rest;
 	}

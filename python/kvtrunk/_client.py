@@ -191,7 +191,8 @@ class Request:
     ttl: float = 0.0
     tag: Any = None
     sides: Iterable[tuple[int, int, int]] = ()
-    """COMMIT with KEEP and NO_LIST: (index in the page table, kind, page or 0 to drop)."""
+    """COMMIT with KEEP and NO_LIST: (index in the page table, kind, page). Page 0 drops what is there,
+    page SIDE_LET lets it go."""
 
 
 class Result(NamedTuple):

@@ -20,7 +20,7 @@ from ._client import Client, Namespace
 from ._errors import Error, from_result
 from ._native import ffi, lib
 from ._say import Say
-from ._seq import Fence, by_kind, fence_of
+from ._seq import SIDE_LET, Fence, by_kind, fence_of
 
 logger = logging.getLogger(__name__)
 
@@ -272,8 +272,8 @@ class Ring:
     def commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
                chunked: bool, sides: Sequence[tuple[int, int, int]] = ()) -> int:
         """Publish [0, computed) at the fence. keys: those that the daemon does not have. sides: a
-        page of pages() for each (index in the page table, kind), or page 0 to drop what is there;
-        not_taken() has those that the daemon did not take. Returns a ticket for reap(), 0: there
+        page of pages() for each (index in the page table, kind), page 0 to drop what is there, or
+        page SIDE_LET to let it go; not_taken() has those that the daemon did not take. Returns a ticket for reap(), 0: there
         was no room, nothing happened."""
         flags = _CHUNKED | _OWN_TABLE if chunked else _OWN_TABLE
         ticket = self._commit(lease, computed, keys, fence, flags)
@@ -284,7 +284,7 @@ class Ring:
         if not self._submit():
             return 0
         if places:
-            self._given[ticket] = [page for _, _, page in sides if page]
+            self._given[ticket] = [page for _, _, page in sides if page not in (0, SIDE_LET)]
         return ticket
 
     def not_taken(self) -> list[int]:

@@ -21,6 +21,8 @@ Fence = tuple[int, int]
 """(slot, value): reached when fence word `slot` is at least `value`. None: nothing launched touches
 the pages."""
 
+SIDE_LET: int = lib.KVT_SIDE_LET
+"""In place of a side page: let go of what is there (see Sequence.let_go)."""
 _IDLE: Fence = (lib.KVT_FENCE_IDLE, 0)
 _CHUNKED, _KEEP = lib.KVT_F_CHUNKED, lib.KVT_F_KEEP
 _NULL = ffi.NULL
@@ -133,6 +135,12 @@ class Sequence:
         keeps duplicates until the end, and leaves `pages` as it is. InvalidArgument."""
         with self._client._lock:
             self._client._check(lib.kvt_seq_attach(self._open(), index, kind, page))
+
+    def let_go(self, index: int, kind: int) -> None:
+        """Read the side page of page `index` no more after the next commit's fence: from then on it
+        may be evicted before the sequence's end. Until it is, others continue behind it. Nothing
+        happens while another sequence crosses that page. InvalidArgument."""
+        self.attach(index, kind, SIDE_LET)
 
     def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
                chunked: bool = False, keep: bool = False) -> None:
@@ -358,12 +366,16 @@ class AsyncSequence:
         if self._lease is None:
             raise Closed("the sequence has ended")
         if not (0 <= kind < len(info.side_pages) and 0 <= index < len(self._pages) and
-                0 <= page < info.n_pages):
+                (0 <= page < info.n_pages or page == SIDE_LET)):
             raise from_parts(-errno.EINVAL, lib.KVT_REASON_SIDE_PLACE,
                              f"attach: page {page} for page {index} of the table, kind {kind}: the "
                              f"table has {len(self._pages)}, the daemon's option sides "
                              f"{len(info.side_pages)}, the pool {info.n_pages}")
         self._given.append((index * lib.KVT_MAX_SIDES + kind, page))
+
+    def let_go(self, index: int, kind: int) -> None:
+        """Sequence.let_go(): by the next commit."""
+        self.attach(index, kind, SIDE_LET)
 
     def _committing(self, computed: int, keys: Tokens, fence: Optional[Fence],
                     flags: int) -> tuple[Any, Any]:
@@ -521,8 +533,8 @@ def by_kind(client: Client, sides: Any, reusable: int) -> list[Any]:
 
 
 def one_by_one(given: list[tuple[int, int]]) -> list[list[int]]:
-    """The pages of (place, page), without drops."""
-    return [[page] for _, page in given if page]
+    """The pages of (place, page): neither drops nor SIDE_LET."""
+    return [[page] for _, page in given if page not in (0, SIDE_LET)]
 
 
 def _end_outcome(answer: Any, commit: bool) -> None:

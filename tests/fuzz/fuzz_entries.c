@@ -129,7 +129,7 @@ static const struct {
 	[KVT_OP_SUSPECT] = { ARG, 0 },
 };
 
-/* Pairs of places and pages of the last ALLOC; some drop what is there. */
+/* Pairs of places and pages of the last ALLOC; some drop what is there, or let it go. */
 static void name_sides(struct client *client, struct input *input)
 {
 	uint32_t *at = client->keys + SIDES;
@@ -139,7 +139,8 @@ static void name_sides(struct client *client, struct input *input)
 		uint32_t place = take(input, 1);
 
 		*at++ = place & 63;
-		*at++ = place & 128 ? KVT_NONE : client->keys[LOOSE + i];
+		*at++ = place & 128 ? (place & 64 ? KVT_SIDE_LET : KVT_NONE) :
+				      client->keys[LOOSE + i];
 	}
 }
 

@@ -109,6 +109,37 @@ def test_the_same_in_an_event_loop(client):
     assert client.stats().side_pages == 6
 
 
+def test_what_is_let_go_can_be_evicted_under_a_lock(client):
+    ns = client.namespace()
+
+    async def main():
+        async with await ns.begin_async(TOKENS) as seq:
+            await asyncio.sleep(0)
+            seq.let_go(3, 1)
+            await seq.commit(64)
+            assert client.stats().evictable_pages == 1
+
+    with ns.begin(TOKENS) as seq:
+        pages = point(client, seq, 3)
+        seq.commit(64)
+        assert client.stats().evictable_pages == 0
+        for kind in 0, 1:
+            seq.let_go(3, kind)
+        seq.commit(64)
+        assert client.stats().evictable_pages == 2
+        with ns.begin(TOKENS + [7]) as other:
+            assert other.sides(1).tolist() == pages[2:]
+            assert client.stats().evictable_pages == 0
+    run(main())
+    lease = client.call(Request("begin", ns, TOKENS)).lease
+    request = Request("commit", lease=lease, arg=64, sides=[(3, 0, kvtrunk.SIDE_LET)],
+                      flags=lib.KVT_F_KEEP | lib.KVT_F_NO_LIST)
+    client.call(request)
+    assert client.stats().evictable_pages == 1
+    client.call(Request("end", lease=lease))
+    assert client.stats().evictable_pages == client.stats().cached_pages
+
+
 def test_what_is_refused_is_free_after_the_end(client):
     ns = client.namespace()
     with ns.begin(TOKENS) as seq:

@@ -133,6 +133,7 @@ static bool compare_namespace(struct sim *sim, const struct kvt_arena_view *view
 		cached += model_weight(sim->oracle, node, node->sealed);
 		evictable += node->locks ? 0 : model_weight(sim->oracle, node, node->sealed);
 	}
+	evictable += model_count_let(sim->oracle, id);
 	if (root != model->root || space->opened != model->opened ||
 	    space->nodes != nodes || space->cached_pages != cached ||
 	    space->evictable_pages != evictable || space->protected_pages != cached - evictable)

@@ -18,7 +18,8 @@ static const char *const kind_names[] = {
 	"drain",      "adopt",
 };
 static const char *const event_names[] = { "?",	    "root", "new",  "grow", "split",
-					   "merge", "trim", "cut",  "free", "detach", "raise" };
+					   "merge", "trim", "cut",  "free", "detach", "raise",
+					   "side" };
 static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo", "mru",
 					    "priority" };
 static const char *const rare_names[SIM_RARE_COUNT] = {
@@ -75,6 +76,9 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_SIDE_TWIN] = "side page given back",
 	[SIM_SIDE_DROPPED] = "side page dropped",
 	[SIM_SIDE_LATE] = "side pages with a COMMIT of nothing new",
+	[SIM_SIDE_LET] = "side page let go",
+	[SIM_SIDE_LET_EVICTED] = "side page evicted that was let go",
+	[SIM_SIDE_LET_REUSED] = "side page reused that was let go",
 	[SIM_SIDE_TRIMMED] = "side pages of a victim",
 	[SIM_MATCH_GAVE] = "match that gave way to its BEGIN",
 	[SIM_FEED_CHECKED] = "subscriber compared with the arena",
@@ -84,7 +88,6 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_FEED_OVERTAKEN] = "subscriber overtaken",
 	[SIM_FEED_OVERTAKEN_READING] = "subscriber overtaken in a snapshot",
 	[SIM_FEED_SIDE] = "SIDE in the feed",
-	[SIM_FEED_LASTING] = "LASTING in the feed",
 	[SIM_FEED_CLEARED] = "CLEARED in the feed",
 };
 
@@ -213,10 +216,22 @@ static uint32_t missing(bool there, const char *what, const char *which, FILE *t
 	return !there;
 }
 
+/* Cases of side pages, which a run with KVTSIM_FOCUS is for. */
+static uint32_t sides_missing(const struct sim_coverage *c, FILE *to)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = SIM_POINT; i <= SIM_SIDES_LAST; i++)
+		n += missing(c->rare[i], "case:", rare_names[i], to);
+	return n;
+}
+
 uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 {
 	uint32_t n = 0;
 
+	if (sim_focus())
+		return sides_missing(c, to);
 	for (uint32_t op = 0; op < KVT_OP_COUNT; op++)
 		n += missing(c->op[op][KVT_REASON_COUNT], op_names[op], "ok", to);
 	for (size_t i = 0; i < sizeof(outcomes) / sizeof(outcomes[0]); i++)

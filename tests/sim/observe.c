@@ -169,7 +169,7 @@ static void learn_sides(struct sim *sim, const struct kvt_record *r)
 	if (!(r->sqe.flags & KVT_F_SIDES))
 		return;
 	for (uint32_t i = 1; i < r->n_pages; i += 2) {
-		if (!r->pages[i] || given_back(r, r->pages[i]))
+		if (!r->pages[i] || r->pages[i] == KVT_SIDE_LET || given_back(r, r->pages[i]))
 			continue;
 		lose_page(&sim->sessions[r->session], r->pages[i]);
 		taken++;
@@ -355,6 +355,7 @@ static void count(struct sim *sim, const struct kvt_record *r)
 			     r->events[i + 1].node == e->node;
 
 		c->event[e->kind]++;
+		c->rare[SIM_SIDE_LET_EVICTED] += e->kind == KVT_EV_SIDE;
 		if (e->kind != KVT_EV_TRIM)
 			continue;
 		c->rare[whole ? SIM_TRIM_WHOLE : SIM_TRIM_PART]++;
@@ -427,13 +428,25 @@ void sim_on_record(void *context, const struct kvt_record *r)
 		sim_hold(sim, r);
 }
 
+/* `before`: side pages that were let go before the operation. */
+static void count_let(struct sim *sim, const struct kvt_record *r, uint32_t before)
+{
+	uint32_t now = model_count_let(sim->oracle, 0);
+
+	sim->coverage->rare[SIM_SIDE_LET] += r->sqe.op == KVT_OP_COMMIT && now > before;
+	sim->coverage->rare[SIM_SIDE_LET_REUSED] += r->sqe.op == KVT_OP_BEGIN && r->n_out == 0 &&
+						    now < before;
+}
+
 void sim_observe(struct sim *sim, const struct kvt_record *r)
 {
 	struct sim_session *s = &sim->sessions[r->session <= SIM_SESSIONS ? r->session : 0];
+	uint32_t n_let;
 	char why[700];
 
 	if (sim->failed)
 		return;
+	n_let = model_count_let(sim->oracle, 0);
 	remember(sim, r);
 	count(sim, r);
 	if (sim->log)
@@ -449,6 +462,7 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 	case KVT_REC_OP:
 		sim->last_cqe = r->cqe;
 		sim->coverage->rare[SIM_OWN_TAKEN] += sim->oracle->run.own_taken > 0;
+		count_let(sim, r, n_let);
 		if (r->value && s->n_waiting)
 			s->n_waiting--;
 		if (r->cqe.reason == KVT_REASON_ANNOUNCED)
@@ -495,7 +509,7 @@ static const char *const kind_names[] = { "?", "op", "defer", "session", "sign",
 					  "expire", "reclaim", "compact", "admin", "drain",
 					  "adopt" };
 static const char *const event_names[] = { "?", "ROOT", "NEW", "GROW", "SPLIT", "MERGE", "TRIM",
-					   "CUT", "FREE", "DETACH", "RAISE" };
+					   "CUT", "FREE", "DETACH", "RAISE", "SIDE" };
 
 static void print_brief(const struct sim_brief *b, FILE *to)
 {

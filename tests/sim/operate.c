@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lab/oracle/model.h"
 #include "shm/atomic.h"
 #include "tests/lib/refusal.h"
 #include "tests/sim/sim.h"
@@ -459,19 +460,39 @@ static uint32_t choose_places(struct shot *shot, uint32_t *places, uint32_t most
 	return n;
 }
 
+/* Places of the lease that have side pages, behind n others: to let them go. */
+static uint32_t places_taken(struct shot *shot, uint32_t *places, uint32_t n, uint32_t most)
+{
+	const struct kvt_oracle *o = shot->sim->oracle;
+	const struct model_lease *lease;
+
+	if (shot->sqe.node == 0 || shot->sqe.node > o->config.n_leases)
+		return n;
+	lease = &o->leases[shot->sqe.node];
+	for (uint32_t at = lease->kind == MODEL_LEASE_BEGIN ? lease->done : 0; at-- > 0;)
+		for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
+			if (n < most && o->pages[lease->table[at]].sides[kind] &&
+			    sim_chance(shot->sim, 700))
+				places[n++] = KVT_SIDE_PLACE(at, kind);
+	return n;
+}
+
 /* Put pairs of places and side pages in front of the keys. */
 static void put_sides(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
-	uint32_t places[32], pages[32], n = choose_places(shot, places, 32);
+	uint32_t places[32], pages[32], n = choose_places(shot, places, 32), given = n;
 	uint32_t *at = keys_of(shot) + shot->sqe.keys_offset;
 
-	put_pages(shot, pages, n);
+	if (sim_chance(sim, 400))
+		n = places_taken(shot, places, n, 32);
+	put_pages(shot, pages, given);
 	memmove(at + 1 + 2 * n, at, shot->sqe.n_keys * sizeof(*at));
 	at[0] = sim_chance(sim, 10) ? sim_below(sim, UINT32_MAX) : n;
 	for (uint32_t i = 0; i < n; i++) {
 		at[1 + 2 * i] = places[i];
-		at[2 + 2 * i] = sim_chance(sim, 250) ? KVT_NONE : pages[i];
+		at[2 + 2 * i] = i >= given || sim_chance(sim, 150) ? KVT_SIDE_LET :
+				sim_chance(sim, 200) ? KVT_NONE : pages[i];
 	}
 	shot->sqe.flags |= KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES;
 	put_list(shot, n);
@@ -851,9 +872,9 @@ void sim_operate(struct sim *sim)
 
 	sim_settle(sim);
 	pass_time(sim);
-	if (sim_chance(sim, 3))
+	if (sim_chance(sim, sim->focus ? 1 : 3))
 		sim_restart(sim);
-	if (sim_chance(sim, sim->draining ? 50 : 1)) {
+	if (sim_chance(sim, sim->draining ? 50 : !sim->focus)) {
 		sim->draining = !sim->draining;
 		kvt_core_drain(sim->core, sim->draining, sim->now_ns);
 	}
@@ -869,6 +890,8 @@ void sim_operate(struct sim *sim)
 				      sim->now_ns);
 		return;
 	}
+	if (sim->focus && how >= deaths && how < 25 && !sim_chance(sim, 50))
+		how = s->n_namespaces ? 1000 : 8; /* neither the operator nor new namespaces */
 	if (how < deaths || (s->closing && how < 50))
 		die(sim, session);
 	else if (how < 8)

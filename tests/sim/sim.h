@@ -140,7 +140,11 @@ enum sim_rare {
 	SIM_SIDE_TWIN,     /* COMMIT gave a side page back */
 	SIM_SIDE_DROPPED,
 	SIM_SIDE_LATE,     /* COMMIT took sides and nothing else */
+	SIM_SIDE_LET,      /* COMMIT let one go */
+	SIM_SIDE_LET_EVICTED,
+	SIM_SIDE_LET_REUSED, /* a BEGIN held it again */
 	SIM_SIDE_TRIMMED,  /* a victim took side pages along */
+	SIM_SIDES_LAST = SIM_SIDE_TRIMMED,
 	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_FEED_CHECKED,  /* what a subscriber of the feed knows was compared with the arena */
@@ -150,7 +154,6 @@ enum sim_rare {
 	SIM_FEED_OVERTAKEN,
 	SIM_FEED_OVERTAKEN_READING, /* while it took a snapshot */
 	SIM_FEED_SIDE,
-	SIM_FEED_LASTING,
 	SIM_FEED_CLEARED,
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
@@ -172,7 +175,6 @@ struct sim_coverage {
 struct sim_fed_page {
 	uint32_t state; /* KVT_PAGE_CACHED, KVT_PAGE_SIDE, 0 */
 	uint32_t parent, sealer, kind, namespace_id;
-	bool ends; /* it has a time to live */
 	uint64_t root_key;
 };
 
@@ -208,6 +210,7 @@ struct sim {
 	uint32_t n_held;
 	uint64_t held_mutation;
 	struct kvt_record held[SIM_HELD];
+	bool focus; /* sim_focus() */
 	bool tiny; /* set before sim_create(): small enough to check at every store */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
@@ -238,6 +241,8 @@ uint32_t sim_between(struct sim *sim, uint32_t least, uint32_t most);
 bool sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* world.c */
+/** True with KVTSIM_FOCUS in the environment: what concerns side pages happens often. */
+bool sim_focus(void);
 bool sim_create(struct sim *sim);
 void sim_destroy(struct sim *sim);
 void sim_namespace_open(struct sim *sim, uint32_t session);

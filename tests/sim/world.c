@@ -14,6 +14,11 @@
 #include "tests/lib/zeroed.h"
 #include "tests/sim/sim.h"
 
+bool sim_focus(void)
+{
+	return getenv("KVTSIM_FOCUS") != NULL;
+}
+
 static uint64_t next_random(struct sim *sim)
 {
 	uint64_t *s = sim->random, result = s[1] * 5, t = s[1] << 17;
@@ -84,6 +89,30 @@ static void choose_sides(struct sim *sim)
 							     sim_between(sim, 5, 256);
 }
 
+/* Sequences that share points, and few refusals: what concerns side pages happens often. */
+static void choose_focus(struct sim *sim)
+{
+	struct kvt_core_config *c = &sim->config;
+
+	c->page_size = sim_between(sim, 1, 3);
+	c->n_pages = sim_between(sim, 40, 160);
+	c->n_slots = sim_chance(sim, 200) ? c->n_pages + 1 :
+		     sim_chance(sim, 700) ? 2 * c->n_pages : 0;
+	c->max_nodes = c->n_pages + 24;
+	c->max_namespaces = 2;
+	c->max_sessions = sim_between(sim, 3, SIM_SESSIONS);
+	c->n_leases = 24;
+	c->n_pending = 12;
+	c->max_leases = c->uid_sessions = c->max_opened = 0;
+	c->max_private_pages = sim_chance(sim, 200) ? c->n_pages / 2 : 0;
+	c->reserve_pages = sim_chance(sim, 200) ? c->n_pages / 4 : 0;
+	c->coalesce_threshold = sim_chance(sim, 700) ? 0 : c->page_size;
+	c->disabled = sim->wide = false;
+	c->n_sides = sim_between(sim, 1, 2);
+	c->side_pages[0] = 1;
+	c->side_pages[1] = sim_between(sim, 1, 2);
+}
+
 static void choose_config(struct sim *sim)
 {
 	struct kvt_core_config *c = &sim->config;
@@ -127,13 +156,17 @@ static void choose_config(struct sim *sim)
 		sim->wide = false;
 	}
 	choose_sides(sim);
+	if (sim->focus)
+		choose_focus(sim);
 	sim->alphabet = sim_between(sim, 1, 3);
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
 	if (sim->longest > SIM_MAX_KEYS)
 		sim->longest = SIM_MAX_KEYS;
 	if (!sim->wide && sim->longest > 1536)
 		sim->longest = 1536;
-	sim->gentle = sim_chance(sim, 500);
+	sim->gentle = sim->focus || sim_chance(sim, 500);
+	if (sim->focus)
+		sim->longest = 12 * c->page_size;
 }
 
 bool sim_create(struct sim *sim)
@@ -144,6 +177,7 @@ bool sim_create(struct sim *sim)
 	int error;
 
 	seed_random(sim);
+	sim->focus = sim_focus();
 	choose_config(sim);
 	if (kvt_core_plan(&sim->config, &sizes, &why))
 		return sim_fail(sim, "plan: %s", why);

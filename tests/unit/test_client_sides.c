@@ -227,6 +227,31 @@ TEST_WITH(a_point_is_dropped_unless_others_need_it, setup, teardown)
 	await_private(0);
 }
 
+TEST_WITH(a_sequence_lets_go_of_what_it_has_read, setup, teardown)
+{
+	struct kvt_seq *seq = begin(mine), *second;
+	uint32_t pages[3];
+
+	attach_point(mine, seq, 3, pages);
+	commit(seq, 16);
+	assert_int_equal(kvt_seq_attach(seq, 3, 1, KVT_SIDE_LET), 0);
+	assert_int_equal(kvt_seq_attach(seq, 3, 0, KVT_SIDE_LET), 0);
+	commit(seq, 16);
+	assert_int_equal(inside_counters(&inside).evictable_pages, 2);
+	second = begin(other); /* it continues there, so both are held again */
+	check_sides(second, 1, pages + 2, 1);
+	assert_int_equal(inside_counters(&inside).evictable_pages, 0);
+	assert_int_equal(kvt_seq_attach(seq, 3, 1, KVT_SIDE_LET), 0);
+	assert_int_equal(kvt_seq_commit(seq, 16, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(inside_counters(&inside).evictable_pages, 0);
+	end(second);
+	assert_int_equal(kvt_seq_attach(seq, 4, 1, KVT_SIDE_LET), 0);
+	assert_int_equal(kvt_seq_commit(seq, 16, NULL, 0, KVT_IDLE, 0), -EINVAL);
+	end(seq); /* frees no page of that number */
+	await_private(0);
+	assert_int_equal(inside_counters(&inside).side_pages, 3);
+}
+
 TEST_WITH(a_sequence_that_was_reset_keeps_its_side_pages_until_the_end, setup, teardown)
 {
 	struct kvt_seq *seq = begin(mine);

@@ -4,6 +4,7 @@
  * room, and the cost of a search. What may be reused is in tests/script/sides*.kvt. */
 
 #include "daemon/core/plan.h"
+#include "daemon/core/side.h"
 #include "tests/unit/core_world.h"
 
 #include <errno.h>
@@ -78,6 +79,63 @@ TEST(each_changed_word_of_sides_is_found)
 	core->count->side_pages++;
 	assert_true(world_problems(w) > 0);
 	core->count->side_pages--;
+	world_audit(w);
+}
+
+/** Let the side pages of kind 0 of pages [from, to) go. */
+static void let_go(struct seq *seq, uint32_t computed, uint32_t from, uint32_t to)
+{
+	uint32_t places[64], pages[64];
+
+	for (uint32_t i = from; i < to; i++) {
+		places[i - from] = KVT_SIDE_PLACE(i, 0);
+		pages[i - from] = KVT_SIDE_LET;
+	}
+	expect_ok(attach(seq, computed, places, pages, to - from));
+}
+
+TEST(each_changed_word_of_what_was_let_go_is_found)
+{
+	struct world *w = world_sided(40, 1);
+	struct client *a = client_new(w);
+	struct seq *seq = sided(a, space_open(a, "ns"), 6);
+	struct kvt_core *core = w->core;
+	uint32_t *words[] = { &core->let_first, &core->let_last, &core->n_let,
+			      &core->let_of[seq->lease], &core->let_of[seq->lease + 1] };
+
+	let_go(seq, 6, 1, 4);
+	world_audit(w);
+	assert_int_equal(counters(w)->evictable_pages, 3);
+	for (uint32_t page = 0; page < w->config.n_pages; page++) {
+		for (uint32_t word = 0; word < 3; word++) {
+			uint32_t *at = (uint32_t *)(void *)&core->let[page] + word;
+
+			if (!kvt_side_is_let(core, page) && word > 0)
+				continue;
+			*at ^= 1;
+			assert_true(world_problems(w) > 0);
+			*at ^= 1;
+		}
+	}
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+		*words[i] += 1;
+		assert_true(world_problems(w) > 0);
+		*words[i] -= 1;
+	}
+	world_audit(w);
+}
+
+TEST(a_successor_holds_what_was_let_go)
+{
+	struct world *w = world_sided(40, 1);
+	struct client *a = client_new(w);
+	struct seq *seq = sided(a, space_open(a, "ns"), 6);
+	char why[256];
+
+	let_go(seq, 6, 0, 6);
+	assert_int_equal(counters(w)->evictable_pages, 6);
+	assert_int_equal(world_adopt(w, NULL, why, sizeof(why)), 0);
+	assert_int_equal(counters(w)->evictable_pages, 0);
 	world_audit(w);
 }
 
