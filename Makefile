@@ -155,8 +155,10 @@ demo:
 	@O=$(O) tools/demo.sh
 
 check check-long check-all check-engines check-ci:
-	@tests/setup check
+	@tests/setup $(check_needs)
 	@+O=$(O) MAKE='$(MAKE)' tests/check $(check_rounds)
+check-long check-all check-ci: check_needs := long
+check check-engines: check_needs := check
 check: check_rounds := short
 check-long: check_rounds := long
 check-all: check_rounds := short long

@@ -45,7 +45,8 @@ enum kvt_feed_type {
 	KVT_FEED_PAD = 0, /* fills the ring's end; the library skips it */
 	/* A session opened the namespace of this number and digest. Numbers are reused. */
 	KVT_FEED_NAMESPACE = 1,
-	/* Pages became cached, in the order of their path, behind a cached page. */
+	/* Pages became cached, in the order of their path, behind a cached page. With `ends` they
+	 * have a time to live, and their side pages with them: a copy must not outlive it. */
 	KVT_FEED_STORED = 2,
 	KVT_FEED_SIDE = 3,   /* side pages were attached to cached pages */
 	/* Pages stopped being cached: evicted, reclaimed or dropped, side pages, too. The first
@@ -55,7 +56,10 @@ enum kvt_feed_type {
 	/* RESET: nothing cached before matches any more. Forget all pages. */
 	KVT_FEED_CLEARED = 5,
 	KVT_FEED_USED = 6,   /* a BEGIN reused pages; only with feed_used = yes */
-	KVT_FEED_TYPES = 7,
+	/* Cached pages, which were stored with a time to live, have none from now on: a COMMIT or
+	 * an INSERT without one used their path. */
+	KVT_FEED_LASTING = 7,
+	KVT_FEED_TYPES = 8,
 };
 
 /** A side page of a cached page. */
@@ -68,15 +72,16 @@ struct kvt_feed_side {
 /** One record. Fields that its type does not name are 0. */
 struct kvt_feed_record {
 	uint32_t type; /* enum kvt_feed_type */
-	uint32_t n;    /* STORED, REMOVED: pages. SIDE: sides. USED: pages that were reused */
+	uint32_t n;    /* STORED, REMOVED, LASTING: pages. SIDE: sides. USED: reused pages */
 	uint64_t seq;  /* of the effect, as in completions; 0: of a snapshot */
 	uint32_t parent; /* STORED: page in front of the first, 0 at a root. USED: the last page */
 	uint32_t namespace_id; /* NAMESPACE; STORED with parent 0 */
 	uint32_t sealer;       /* STORED: number of the session, kvt_info.sealer */
+	uint32_t ends;         /* STORED: 1 if the pages have a time to live */
 	uint64_t root_key;     /* STORED with parent 0 */
 	uint64_t digest[2];    /* NAMESPACE */
 	uint64_t epoch;        /* CLEARED: the new one */
-	const uint32_t *pages; /* STORED, REMOVED */
+	const uint32_t *pages; /* STORED, REMOVED, LASTING */
 	const uint32_t *keys;  /* STORED: n * page_size */
 	const struct kvt_feed_side *sides; /* SIDE */
 };

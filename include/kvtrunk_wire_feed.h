@@ -45,14 +45,15 @@ _Static_assert(sizeof(struct kvt_feed_header) == 3 * KVT_LINE, "kvt_feed_header"
 struct kvt_feed_entry {
 	uint32_t bytes; /* of the whole entry */
 	uint16_t type;  /* enum kvt_feed_type */
-	uint16_t reserved;
+	uint16_t ends; /* STORED: 1 if the pages have a time to live */
 	uint64_t seq;
 	uint32_t n;
 	uint32_t parent;
 	uint32_t namespace_id;
 	uint32_t sealer;
 	uint64_t value[2]; /* STORED: root key. NAMESPACE: digest. CLEARED: epoch */
-	/* STORED: n pages, then n * page_size keys. REMOVED: n pages. SIDE: n kvt_feed_side. */
+	/* STORED: n pages, then n * page_size keys. REMOVED, LASTING: n pages.
+	 * SIDE: n kvt_feed_side. */
 	uint32_t words[];
 };
 _Static_assert(sizeof(struct kvt_feed_entry) == 48, "kvt_feed_entry");
@@ -62,6 +63,7 @@ static inline uint64_t kvt_feed_words(uint32_t type, uint32_t n, uint32_t page_s
 {
 	return type == KVT_FEED_STORED	? n * (1ull + page_size) :
 	       type == KVT_FEED_REMOVED ? n :
+	       type == KVT_FEED_LASTING ? n :
 	       type == KVT_FEED_SIDE	? 3ull * n :
 					  0;
 }

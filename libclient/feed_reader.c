@@ -86,7 +86,7 @@ static bool entry_ok(const struct kvt_feed_reader *reader)
 {
 	const struct kvt_feed_entry *entry = reader->copy;
 
-	return entry->type < KVT_FEED_TYPES && entry->bytes >= sizeof(*entry) &&
+	return entry->type < KVT_FEED_TYPES && entry->ends <= 1 && entry->bytes >= sizeof(*entry) &&
 	       kvt_feed_words(entry->type, entry->n, reader->page_size) <=
 		       (entry->bytes - sizeof(*entry)) / sizeof(uint32_t);
 }
@@ -106,6 +106,7 @@ static void decode(const struct kvt_feed_entry *entry, struct kvt_feed_record *r
 		memcpy(record->digest, entry->value, sizeof(record->digest));
 		break;
 	case KVT_FEED_STORED:
+		record->ends = entry->ends;
 		record->root_key = entry->value[0];
 		record->pages = entry->words;
 		record->keys = entry->words + entry->n;
@@ -114,6 +115,7 @@ static void decode(const struct kvt_feed_entry *entry, struct kvt_feed_record *r
 		record->sides = (const void *)entry->words;
 		break;
 	case KVT_FEED_REMOVED:
+	case KVT_FEED_LASTING:
 		record->pages = entry->words;
 		break;
 	case KVT_FEED_CLEARED:

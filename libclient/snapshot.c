@@ -65,11 +65,18 @@ static bool lacks_root(const struct kvt_snapshot_page *page)
 	return page->state == KVT_PAGE_CACHED && page->parent == KVT_NONE && !page->namespace_id;
 }
 
+/** True if no node told of a page yet what its record does not. */
+static bool is_open(const struct kvt_snapshot_page *page)
+{
+	return lacks_root(page) ||
+	       (page->state == KVT_PAGE_CACHED && page->life == KVT_LIFE_UNKNOWN);
+}
+
 /** Note what a page is now. */
 static void set_page(struct kvt_snapshot *snapshot, uint32_t page, struct kvt_snapshot_page now)
 {
-	snapshot->n_rootless -= lacks_root(&snapshot->pages[page]);
-	snapshot->n_rootless += lacks_root(&now);
+	snapshot->n_open -= is_open(&snapshot->pages[page]);
+	snapshot->n_open += is_open(&now);
 	snapshot->pages[page] = now;
 }
 
@@ -137,55 +144,69 @@ static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
 	return true;
 }
 
-/** What a node says of the first page of its run. */
-struct first_page {
-	uint32_t page;
+/** What a node says of its run. */
+struct run {
+	uint32_t n; /* cached pages, in snapshot->chain, which is not used yet */
 	uint32_t start, flags, namespace_id;
-	uint64_t root_key, epoch;
+	uint64_t root_key, epoch, expiry_ns;
 };
 
-/** Read it under the node's version. False: the node changes. A free node has page KVT_NONE. */
-static bool read_first(const struct kvt_arena_view *view, uint32_t id, struct first_page *first)
+/** Read it under the node's version. False: the node changes. A free node has no pages. */
+static bool read_run(const struct kvt_snapshot *snapshot, uint32_t id, struct run *run)
 {
+	const struct kvt_arena_view *view = snapshot->view;
 	const struct kvt_node *node = &view->nodes[id];
 	/* Pairs with the release that ends a change of the node. */
 	uint32_t version = kvt_load_acquire(&node->version);
 	uint32_t slot = kvt_load_relaxed(&node->first_slot);
-	bool any = kvt_load_relaxed(&node->sealed) > 0 && slot < view->n_slots;
+	uint32_t n = kvt_load_relaxed(&node->sealed);
 
-	*first = (struct first_page){
-		.page = any ? kvt_load_relaxed(&view->slot_pages[slot]) : KVT_NONE,
+	n = n < view->n_pages && slot < view->n_slots && n <= view->n_slots - slot ? n : 0;
+	for (uint32_t i = 0; i < n; i++)
+		snapshot->chain[i] = kvt_load_relaxed(&view->slot_pages[slot + i]);
+	*run = (struct run){
+		.n = n,
 		.start = kvt_load_relaxed(&node->start),
 		.flags = kvt_load_relaxed(&node->flags),
 		.namespace_id = kvt_load_relaxed(&node->namespace_id),
 		.root_key = kvt_load_relaxed(&view->root_keys[id]),
 		.epoch = kvt_load_relaxed(&node->epoch),
+		.expiry_ns = kvt_load_relaxed(&node->expiry_ns),
 	};
 	/* Pairs with the release fence that begins one. */
 	kvt_fence_acquire();
 	return !(version & 1) && kvt_load_relaxed(&node->version) == version;
 }
 
-/** Read what is known of the first page of a node: where a path begins, its namespace and root key;
- * that the path was cut off there. */
+/** Note what a node says of one of its pages; of the first one, where its path begins. */
+static void note_page(struct kvt_snapshot *snapshot, const struct run *run, uint32_t page,
+		      bool is_first)
+{
+	struct kvt_snapshot_page now = snapshot->pages[page];
+
+	now.life = run->expiry_ns == UINT64_MAX ? KVT_LIFE_LASTS : KVT_LIFE_ENDS;
+	if (is_first && (run->flags & KVT_NODE_DETACHED || run->epoch < snapshot->epoch)) {
+		now.state = 0;
+	} else if (is_first && run->start == 0 && lacks_root(&now)) {
+		now.namespace_id = run->namespace_id;
+		now.root_key = run->flags & KVT_NODE_KEYED ? run->root_key : 0;
+	}
+	set_page(snapshot, page, now);
+}
+
+/** Read what is known of the pages of a node only there: whether they have a time to live; where a
+ * path begins, its namespace and root key; that the path was cut off there. */
 static bool read_node(struct kvt_snapshot *snapshot, uint32_t id)
 {
-	const struct kvt_arena_view *view = snapshot->view;
-	struct kvt_snapshot_page now;
-	struct first_page first;
+	struct run run;
 
-	if (!read_first(view, id, &first))
+	if (!read_run(snapshot, id, &run))
 		return false;
-	if (!(first.flags & KVT_NODE_LIVE) || first.page >= view->n_pages)
+	if (!(run.flags & KVT_NODE_LIVE))
 		return true;
-	now = snapshot->pages[first.page];
-	if (first.flags & KVT_NODE_DETACHED || first.epoch < snapshot->epoch) {
-		now.state = 0;
-	} else if (first.start == 0 && lacks_root(&now)) {
-		now.namespace_id = first.namespace_id;
-		now.root_key = first.flags & KVT_NODE_KEYED ? first.root_key : 0;
-	}
-	set_page(snapshot, first.page, now);
+	for (uint32_t i = 0; i < run.n; i++)
+		if (snapshot->chain[i] < snapshot->view->n_pages)
+			note_page(snapshot, &run, snapshot->chain[i], i == 0);
 	return true;
 }
 
@@ -220,6 +241,7 @@ static void apply_stored(struct kvt_snapshot *snapshot, const struct kvt_feed_re
 			.sealer = record->sealer,
 			.namespace_id = record->namespace_id,
 			.root_key = record->root_key,
+			.life = record->ends ? KVT_LIFE_ENDS : KVT_LIFE_LASTS,
 		});
 		parent = page;
 	}
@@ -248,9 +270,17 @@ static void apply(struct kvt_snapshot *snapshot, const struct kvt_feed_record *r
 		for (uint32_t i = 0; i < record->n; i++)
 			set_page(snapshot, record->pages[i], (struct kvt_snapshot_page){ 0 });
 		break;
+	case KVT_FEED_LASTING:
+		for (uint32_t i = 0; i < record->n; i++) {
+			struct kvt_snapshot_page now = snapshot->pages[record->pages[i]];
+
+			now.life = KVT_LIFE_LASTS;
+			set_page(snapshot, record->pages[i], now);
+		}
+		break;
 	case KVT_FEED_CLEARED:
 		memset(snapshot->pages, 0, snapshot->view->n_pages * sizeof(*snapshot->pages));
-		snapshot->n_rootless = 0;
+		snapshot->n_open = 0;
 		break;
 	default:
 		break;
@@ -329,9 +359,9 @@ int kvt_snapshot_step(struct kvt_snapshot *snapshot, uint32_t steps)
 				begin_again(snapshot);
 			if (rc <= 0)
 				return rc;
-			if (snapshot->n_rootless && ++snapshot->rounds > ROUNDS_MOST)
+			if (snapshot->n_open && ++snapshot->rounds > ROUNDS_MOST)
 				return -EPROTO;
-			snapshot->phase = snapshot->n_rootless ? KVT_SNAPSHOT_NODES :
+			snapshot->phase = snapshot->n_open ? KVT_SNAPSHOT_NODES :
 								 KVT_SNAPSHOT_READY;
 			break;
 		case KVT_SNAPSHOT_READY:
@@ -370,7 +400,9 @@ static void give_chain(struct kvt_snapshot *snapshot, struct kvt_feed_record *re
 	uint32_t *words = snapshot->reader->copy->words, n = 0;
 
 	for (uint32_t i = snapshot->n_chain; i > 0 && n < most; i--, n++) {
-		if (snapshot->pages[snapshot->chain[i - 1]].sealer != of->sealer)
+		const struct kvt_snapshot_page *page = &snapshot->pages[snapshot->chain[i - 1]];
+
+		if (page->sealer != of->sealer || page->life != of->life)
 			break;
 		words[n] = snapshot->chain[i - 1];
 	}
@@ -387,6 +419,7 @@ static void give_chain(struct kvt_snapshot *snapshot, struct kvt_feed_record *re
 		.namespace_id = of->namespace_id,
 		.root_key = of->root_key,
 		.sealer = of->sealer,
+		.ends = of->life == KVT_LIFE_ENDS,
 		.pages = words,
 		.keys = words + n,
 	};

@@ -9,15 +9,19 @@
  *   1. Note the feed's tail, T0.
  *   2. For each page, read its record; if it is cached, also the keys at its slot; then the record
  *      again: if it has changed, once more. A page without a slot is a side page of its `parent`.
- *   3. Read the nodes under their versions: namespace and root key of those that begin a path.
+ *   3. Read the nodes under their versions: whether their pages have a time to live; namespace
+ *      and root key of those that begin a path.
  *      Leave out the first pages of detached subtrees, and of nodes from before the last RESET.
  *   4. Wait until the mutation that runs now, if any, has ended. Load the tail, T1.
- *   5. Apply the records from T0 to T1. If root pages are left without a namespace, go to 3.
+ *   5. Apply the records from T0 to T1. If pages are left of which 3 found no node, go to 3: a
+ *      split or a merge moved them meanwhile.
  *
  * The result is what was cached at T1. Proof:
  *
- *   - A page's parent, keys, namespace and root key are constant while it is cached.
- *   - Each change of whether it is cached has a record, stored before its mutation ends.
+ *   - A page's parent, keys, namespace and root key are constant while it is cached. It has a time
+ *     to live from its beginning, or never.
+ *   - Each change of whether it is cached, and that its time to live is lifted, has a record,
+ *     stored before its mutation ends.
  *   - (a) Changes before T0 are visible in 2: the tail is loaded with acquire.
  *   - (b) Changes that 2 or 3 saw are of mutations that have ended in 4: their records are
  *     before T1.
@@ -40,6 +44,12 @@
 #include "libclient/feed_reader.h"
 #include "shm/arena.h"
 
+enum kvt_snapshot_life {
+	KVT_LIFE_UNKNOWN = 0, /* its node was not found yet */
+	KVT_LIFE_LASTS,
+	KVT_LIFE_ENDS,
+};
+
 struct kvt_snapshot_page {
 	uint32_t state; /* enum kvt_page_state: CACHED, SIDE, else 0 */
 	uint32_t parent;
@@ -47,6 +57,7 @@ struct kvt_snapshot_page {
 	uint32_t namespace_id; /* of a root page, 0: not found yet */
 	uint64_t root_key;
 	uint32_t kind; /* of a side page */
+	enum kvt_snapshot_life life; /* of a page that is CACHED */
 	bool given;    /* by kvt_snapshot_next() */
 };
 
@@ -71,8 +82,8 @@ struct kvt_snapshot {
 	uint32_t at;        /* next page or node to read, or namespace or page to give */
 	uint64_t mutation;  /* SETTLE: the one that ran */
 	uint64_t until;     /* APPLY: T1 */
-	uint32_t n_rootless; /* root pages without a namespace */
-	uint32_t rounds;     /* of looking for it */
+	uint32_t n_open; /* cached pages without a life, root pages without a namespace */
+	uint32_t rounds; /* of looking for those */
 	uint64_t epoch;      /* of the arena at T0, or later */
 	struct kvt_snapshot_namespace *namespaces;
 	struct kvt_snapshot_page *pages;

@@ -2,7 +2,7 @@
 # kvtstored: keeps copies of cached pages, and loads them back.
 
 STORE_SRC := $(wildcard store/*.c)
-STORE_PARTS := $(call objs,$(call sources_without_main,$(STORE_SRC)))
+STORE_PARTS := $(call objs,$(call sources_without_main,$(STORE_SRC)) daemon/setup/memory.c)
 
 $(O)/libkvtstore.a: $(STORE_PARTS)
 	$(archive)

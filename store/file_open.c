@@ -196,20 +196,38 @@ static int allocate(struct kvt_file *file, struct kvt_error *why)
 	return kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes for %s: %s",
 			      (unsigned long long)file->bytes, file->path, rc == -EOPNOTSUPP ?
 			      "its file system has no fallocate(): choose a local disk" :
+			      rc == -EFBIG ? "it is above the largest size of files here: raise "
+			      "the limit (LimitFSIZE=, ulimit -f)" :
 			      strerror(-rc));
+}
+
+/* Use each system call of the ring once: a host may refuse one and allow the other. */
+static int make_ring(struct kvt_file *file)
+{
+	struct io_uring_cqe *cqe;
+	int rc = io_uring_queue_init(2 * file->depth, &file->ring, 0);
+
+	if (rc != 0)
+		return rc;
+	file->has_ring = true;
+	io_uring_prep_nop(io_uring_get_sqe(&file->ring));
+	rc = io_uring_submit_and_wait(&file->ring, 1);
+	if (rc >= 0)
+		rc = io_uring_wait_cqe(&file->ring, &cqe);
+	if (rc == 0)
+		io_uring_cqe_seen(&file->ring, cqe);
+	return rc;
 }
 
 static int make_operations(struct kvt_file *file, struct kvt_error *why)
 {
-	uint32_t n = 2 * file->depth;
-	int rc = io_uring_queue_init(n, &file->ring, 0);
+	int rc = make_ring(file);
 
 	if (rc != 0)
 		return kvt_store_fail(why, -EINVAL, "a file needs io_uring, which is refused here: "
 				      "%s (sysctl kernel.io_uring_disabled, RLIMIT_MEMLOCK, or a "
 				      "seccomp profile)", strerror(-rc));
-	file->has_ring = true;
-	for (uint32_t i = 0; i < n; i++) {
+	for (uint32_t i = 0; i < 2 * file->depth; i++) {
 		file->ops[i].header = file->headers + i * KVT_FILE_BLOCK;
 		file->ops[i].next = file->free_op;
 		file->free_op = &file->ops[i];
@@ -456,14 +474,17 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	return 0;
 }
 
-/* Wait until an operation ends, and take all that have. */
-static void drain(struct kvt_file *file)
+/* Wait until an operation ends, and take all that have. False: the ring fails, none will. */
+static bool drain(struct kvt_file *file)
 {
 	struct io_uring_cqe *cqe;
+	int rc = io_uring_wait_cqe(&file->ring, &cqe);
 
-	if (io_uring_wait_cqe(&file->ring, &cqe) == 0)
-		while (kvt_tier_arrivals(file->tier))
-			;
+	if (rc != 0 && rc != -EINTR)
+		kvt_file_turn_off(file, "wait for", rc);
+	while (rc == 0 && kvt_tier_arrivals(file->tier))
+		;
+	return rc == 0 || rc == -EINTR;
 }
 
 static bool is_busy(const struct kvt_file *file)
@@ -484,14 +505,14 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	for (uint32_t i = 0; i < n && entry && !(stop && *stop) && !file->off; i++, entry = next) {
 		next = ram->entries[entry].older;
 		while (kvt_file_wants(file, entry, true) && !kvt_file_write(file, entry, false) &&
-		       is_busy(file))
-			drain(file);
+		       is_busy(file) && drain(file))
+			;
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u pages",
 					   file->path, i, n);
 	}
-	while (is_busy(file))
-		drain(file);
+	while (is_busy(file) && drain(file))
+		;
 	kvt_progress_end(&line);
 }
 

@@ -37,6 +37,11 @@ void kvt_index_destroy(struct kvt_index *index)
 	*index = (struct kvt_index){ .entries = NULL };
 }
 
+uint64_t kvt_index_bytes(uint64_t n_entries)
+{
+	return n_entries * (sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t));
+}
+
 /* ---- the table */
 
 /* Where the search for a key begins. Keys are digests, so any bits of them will do. */

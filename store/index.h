@@ -54,6 +54,8 @@ struct kvt_index {
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries);
 void kvt_index_destroy(struct kvt_index *index);
+/** Memory that an index of n_entries takes, once all were used. */
+uint64_t kvt_index_bytes(uint64_t n_entries);
 
 /** Return the entry of a page, 0: none. */
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);

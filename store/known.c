@@ -45,6 +45,11 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 	return &known->pages[page].chain;
 }
 
+bool kvt_known_lasts(const struct kvt_known *known, uint32_t page)
+{
+	return kvt_known_name(known, page) && !known->pages[page].ends;
+}
+
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes)
 {
 	return kvt_known_name(known, page) && known->pages[page].changes == changes;
@@ -97,7 +102,7 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
-	if (!known->queue_pages)
+	if (!known->queue_pages || known->pages[page].ends)
 		return;
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;
@@ -122,7 +127,7 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 	}
 	*ret_swept = true;
 	while (known->sweep_at < known->info.n_pages)
-		if (kvt_known_name(known, known->sweep_at++))
+		if (kvt_known_lasts(known, known->sweep_at++))
 			return known->sweep_at - 1;
 	return 0;
 }
@@ -163,6 +168,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 		page->parent = parent;
 		parent = record->pages[i];
 		page->round = named ? known->round : 0;
+		page->ends = record->ends;
 		page->computed = record->seq && record->sealer != known->info.sealer;
 		page->chain = chain;
 		if (named)
@@ -186,9 +192,28 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 		page->parent = side->page;
 		page->round = known->round;
 		page->is_side = true;
+		page->ends = known->pages[side->page].ends;
 		kvt_chain_side(name, side->kind, &page->chain);
 		sides_of(known, side->page)[side->kind] = side->side;
 		enqueue(known, side->side);
+	}
+}
+
+/* Queue a page that lasts from now on. */
+static void prolong(struct kvt_known *known, uint32_t page)
+{
+	if (!kvt_known_name(known, page) || !known->pages[page].ends)
+		return;
+	known->pages[page].ends = false;
+	enqueue(known, page);
+}
+
+static void prolong_path(struct kvt_known *known, const struct kvt_feed_record *record)
+{
+	for (uint32_t i = 0; i < record->n; i++) {
+		prolong(known, record->pages[i]);
+		for (uint32_t kind = 0; kind < known->info.n_sides; kind++)
+			prolong(known, kvt_known_side(known, record->pages[i], kind));
 	}
 }
 
@@ -210,6 +235,9 @@ int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record
 		for (uint32_t i = 0; i < record->n; i++)
 			if (page_at(known, record->pages[i]))
 				lose(known, record->pages[i]);
+		return 0;
+	case KVT_FEED_LASTING:
+		prolong_path(known, record);
 		return 0;
 	case KVT_FEED_SIDE:
 		learn_sides(known, record);

@@ -13,6 +13,9 @@
  * counted. Once it is empty, a sweep over all pages finds those that are still cached. So a store
  * that starts beside a warm pool copies all of it, however short its queue is.
  *
+ * A page with a time to live is not copied: a copy would outlive it. When that is lifted, it is
+ * queued.
+ *
  * A side page is a page with a name of its own, and is copied like others. Its `parent` is the main
  * page that it hangs on, and `sides` names it there as long as both are cached.
  */
@@ -29,6 +32,7 @@ struct kvt_known_page {
 	uint32_t changes;
 	uint32_t round; /* that of struct kvt_known: it is cached */
 	bool is_side;
+	bool ends; /* it has a time to live, which a copy would outlive */
 	bool computed; /* by a client, and not counted yet */
 };
 
@@ -66,6 +70,8 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
+/** True if a page is cached, and may be copied. */
+bool kvt_known_lasts(const struct kvt_known *known, uint32_t page);
 /** True if a page that had so many `changes` has been cached since. */
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes);
 /** The side page of a kind of a main page, 0: none that is cached. */

@@ -354,6 +354,7 @@ int main(int argc, char **argv)
 		return KVT_EXIT_USAGE;
 	}
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN); /* EFBIG, which is told, instead of an end without a word */
 	rc = kvt_server_take(&server, path, &why);
 	if (rc == 0)
 		rc = kvt_store_connect(&store, &why);

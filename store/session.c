@@ -7,11 +7,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "daemon/setup/memory.h"
 #include "shm/atomic.h"
 #include "store/attach.h"
 #include "store/store.h"
 #include "store/why.h"
 #include "tools/progress.h"
+#include "tools/util.h"
 
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
 #define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
@@ -23,6 +25,23 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 {
 	*why = *kvt_client_error(store->client);
 	return why->code;
+}
+
+/* Refuse more memory than there is, before any is touched: the kernel would kill this process, or
+ * an engine. */
+static int check_memory(uint64_t ram_bytes, uint64_t record_bytes, struct kvt_error *why)
+{
+	uint64_t n = record_bytes ? ram_bytes / record_bytes : 0;
+	uint64_t needed = ram_bytes + kvt_index_bytes(n < KVT_INDEX_MAX ? n : KVT_INDEX_MAX);
+	uint64_t room = kvt_memory_free_bytes();
+	char needed_text[32], room_text[32];
+
+	if (needed <= room)
+		return 0;
+	return kvt_store_fail(why, -EINVAL, "memory and index need %s, and this host or cgroup has "
+			      "%s left: make --ram-bytes smaller, or raise the memory limit",
+			      kvt_size_text(needed, needed_text, sizeof(needed_text)),
+			      kvt_size_text(room, room_text, sizeof(room_text)));
 }
 
 /* Allocate all of the memory: a page that is not there later is a store that dies. */
@@ -64,6 +83,9 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 				      "before: restart the store");
 	if (store->tier.ram)
 		return 0;
+	rc = check_memory(options->ram_bytes, record_bytes, why);
+	if (rc != 0)
+		return rc;
 	rc = kvt_tier_init(&store->tier, options->ram_bytes, record_bytes,
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)

@@ -125,7 +125,7 @@ static int take(struct kvt_sibling *sibling, const struct kvt_feed_record *recor
 	rc = kvt_known_take(&sibling->known, record);
 	for (uint32_t i = 0; i < n; i++) {
 		name = kvt_known_name(&sibling->known, page_of(record, i));
-		if (name)
+		if (name && kvt_known_lasts(&sibling->known, page_of(record, i)))
 			kvt_names_add(names, page_of(record, i), name);
 	}
 	return rc;

@@ -13,7 +13,7 @@
 #define PAUSE_MOST_NS 20000000
 
 static const char *const names[KVT_FEED_TYPES] = {
-	"?", "namespace", "stored", "side", "removed", "cleared", "used",
+	"?", "namespace", "stored", "side", "removed", "cleared", "used", "lasting",
 };
 
 static void print_json(const struct kvt_feed_record *record, uint32_t page_size)
@@ -33,6 +33,7 @@ static void print_json(const struct kvt_feed_record *record, uint32_t page_size)
 		kvt_json_u64(&json, "parent", record->parent);
 		kvt_json_u64(&json, "root_key", record->root_key);
 		kvt_json_u64(&json, "sealer", record->sealer);
+		kvt_json_u64(&json, "ends", record->ends);
 	}
 	if (record->pages)
 		kvt_json_u32_list(&json, "pages", record->pages, record->n);
@@ -84,6 +85,8 @@ static void print_text(const struct kvt_feed_record *record)
 			printf(" first of namespace %u", record->namespace_id);
 		if (record->root_key)
 			printf(" under root key %llu", (unsigned long long)record->root_key);
+		if (record->ends)
+			printf(" for a time to live");
 		break;
 	case KVT_FEED_SIDE:
 		for (uint32_t i = 0; i < record->n; i++)
@@ -91,6 +94,7 @@ static void print_text(const struct kvt_feed_record *record)
 			       record->sides[i].page, record->sides[i].kind);
 		break;
 	case KVT_FEED_REMOVED:
+	case KVT_FEED_LASTING:
 		print_pages(record->pages, record->n);
 		break;
 	case KVT_FEED_CLEARED:

@@ -360,6 +360,12 @@ void attack_play(const struct attack *attack, const struct attack_options *optio
 	*ret_result = (struct attack_result){ 0 };
 	ret_result->same_uid = getuid() != 0 ||
 			       !(options->two_uids || attack->needs & ATTACK_TAKES);
+	if (ret_result->same_uid && attack->needs & ATTACK_TAKES) {
+		ret_result->skipped = true;
+		snprintf(ret_result->why, sizeof(ret_result->why),
+			 "needs another uid, which this process cannot take");
+		return;
+	}
 	if (!start_daemon(&scene))
 		return;
 	if (attack->needs & ATTACK_METRICS && !start_metrics(&scene)) {

@@ -34,7 +34,8 @@ struct kvt_change {
 	uint64_t seq;
 	const uint32_t *in;  /* pages that became cached, in order: of a node those of its path */
 	const uint32_t *out; /* then, pages that stopped being so, some of `in` among them */
-	uint32_t n_in, n_out;
+	const uint32_t *lasting; /* cached pages whose time to live was lifted */
+	uint32_t n_in, n_out, n_lasting;
 	uint32_t cut;          /* first page of a subtree that was detached; KVT_NONE: none */
 	uint32_t namespace_id; /* a session opened it; 0: none */
 	uint32_t n_used;       /* pages that a BEGIN reuses, */
@@ -62,6 +63,8 @@ void kvt_core_set_change(struct kvt_core *core, kvt_core_change_fn *change);
 /** The namespace and the root key (0: none) of the path that a cached page of a node is on. */
 void kvt_core_page_root(const struct kvt_core *core, uint32_t page, uint32_t *ret_namespace,
 			uint64_t *ret_root_key);
+/** True if the path of a cached page, which is no side page, has a time to live. */
+bool kvt_core_page_ends(const struct kvt_core *core, uint32_t page);
 
 /** The result of a recovery. */
 struct kvt_core_adoption {

@@ -114,6 +114,15 @@ void kvt_core_page_root(const struct kvt_core *core, uint32_t page, uint32_t *re
 	*ret_root_key = kvt_root_key_of(core, id);
 }
 
+bool kvt_core_page_ends(const struct kvt_core *core, uint32_t page)
+{
+	uint32_t slot = core->pages[page].slot;
+
+	KVT_ASSERT(core->pages[page].state == KVT_PAGE_CACHED && slot != KVT_NONE);
+	return core->expiry.count > 0 &&
+	       core->nodes[kvt_slots_node_of(&core->slots, slot)].expiry_ns != KVT_NEVER;
+}
+
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,
 			    struct kvt_admin_page *ret_page)
 {

@@ -54,7 +54,7 @@ void kvt_change_tell(struct kvt_core *core, uint32_t kind, uint64_t seq, uint64_
 static inline void kvt_record_start(struct kvt_core *core)
 {
 	core->n_events = 0;
-	core->n_in = core->n_out = core->n_used = core->cut = 0;
+	core->n_in = core->n_out = core->n_lasting = core->n_used = core->cut = 0;
 	if (core->hooks.record)
 		kvt_record_clear(core);
 }

@@ -233,6 +233,7 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->in = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->out = carve(&scratch, c->n_pages, sizeof(uint32_t));
+	core->lasting = carve(&scratch, c->n_pages, sizeof(uint32_t));
 	core->slots_due = carve(&scratch, c->max_nodes, sizeof(struct kvt_run));
 	core->undo.leases = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->n_sort = (uint32_t)sort_count(c);

@@ -194,7 +194,8 @@ struct kvt_core {
 	uint32_t n_events, max_events;
 	uint32_t *in;  /* with a hook of changes: pages that became cached in the effect */
 	uint32_t *out; /* pages that stopped being so */
-	uint32_t n_in, n_out;
+	uint32_t *lasting; /* with a hook: cached pages whose time to live was lifted */
+	uint32_t n_in, n_out, n_lasting;
 	uint32_t cut;          /* first page of a subtree below a root that was detached */
 	uint32_t n_used, used; /* pages that a BEGIN reuses, and the last one of them */
 	uint64_t now_ns;

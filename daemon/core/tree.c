@@ -610,6 +610,15 @@ void kvt_path_count_hit(struct kvt_core *core, uint32_t id)
 	}
 }
 
+/* For the hook of changes: the pages of a node had a time to live until now. */
+static void note_lasting(struct kvt_core *core, const struct kvt_node *node)
+{
+	for (uint32_t i = 0; i < node->sealed && core->change; i++) {
+		KVT_ASSERT(core->n_lasting < core->config.n_pages);
+		core->lasting[core->n_lasting++] = core->slot_pages[node->first_slot + i];
+	}
+}
+
 void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64_t expiry_ns)
 {
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
@@ -621,6 +630,8 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 			kvt_save_node(core, id);
 			node->priority = priority;
 		}
+		if (expiry_ns > node->expiry_ns && expiry_ns == KVT_NEVER)
+			note_lasting(core, node);
 		if (expiry_ns > node->expiry_ns)
 			kvt_node_set_expiry(core, id, expiry_ns);
 		if (node->heap_at)

@@ -121,18 +121,22 @@ static void copy_keys(const struct kvt_feed_writer *writer, const uint32_t *in, 
 	}
 }
 
-/** Write the first pages of `in` that are of one path. Returns how many. */
+/** Write the first pages of `in` that are of one path, and that all end or last. Returns how many.
+ */
 static uint32_t put_stored(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *in,
 			   uint32_t n_in)
 {
 	const struct kvt_page_record *pages = writer->view.pages, *first = &pages[in[0]];
 	uint32_t most = kvt_feed_most(KVT_FEED_STORED, writer->view.page_size), n = 1;
+	bool ends = kvt_core_page_ends(writer->core, in[0]);
 	struct kvt_feed_entry *entry;
 
 	while (n < n_in && n < most && pages[in[n]].slot != KVT_NONE &&
-	       pages[in[n]].parent == in[n - 1])
+	       pages[in[n]].parent == in[n - 1] &&
+	       kvt_core_page_ends(writer->core, in[n]) == ends)
 		n++;
 	entry = put(writer, seq, KVT_FEED_STORED, n);
+	entry->ends = ends;
 	entry->parent = first->parent;
 	entry->sealer = first->sealer;
 	if (first->parent == KVT_NONE)
@@ -184,14 +188,15 @@ static void put_in(struct kvt_feed_writer *writer, const struct kvt_change *chan
 	}
 }
 
-static void put_removed(struct kvt_feed_writer *writer, uint64_t seq, const uint32_t *pages,
-			uint32_t n_pages)
+/** Write a list of pages: REMOVED or LASTING. */
+static void put_pages(struct kvt_feed_writer *writer, uint64_t seq, enum kvt_feed_type type,
+		      const uint32_t *pages, uint32_t n_pages)
 {
-	uint32_t most = kvt_feed_most(KVT_FEED_REMOVED, writer->view.page_size), n;
+	uint32_t most = kvt_feed_most(type, writer->view.page_size), n;
 
 	for (uint32_t i = 0; i < n_pages; i += n) {
 		n = n_pages - i < most ? n_pages - i : most;
-		memcpy(put(writer, seq, KVT_FEED_REMOVED, n)->words, pages + i,
+		memcpy(put(writer, seq, type, n)->words, pages + i,
 		       n * sizeof(*pages));
 	}
 }
@@ -226,8 +231,9 @@ void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *cha
 		writer->epoch = epoch;
 	}
 	put_in(writer, change);
-	put_removed(writer, change->seq, change->out, change->n_out);
-	put_removed(writer, change->seq, &change->cut, change->cut != KVT_NONE);
+	put_pages(writer, change->seq, KVT_FEED_LASTING, change->lasting, change->n_lasting);
+	put_pages(writer, change->seq, KVT_FEED_REMOVED, change->out, change->n_out);
+	put_pages(writer, change->seq, KVT_FEED_REMOVED, &change->cut, change->cut != KVT_NONE);
 	if (writer->tell_used && change->n_used > 0)
 		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
 			change->used;

@@ -21,7 +21,8 @@ class FeedRecord(NamedTuple):
 
     kind "namespace": a session opened the namespace of this number and digest. "stored": `pages`
     became cached, in the order of their path behind `parent`, with page_size `keys` each; at a root
-    parent is 0, and namespace and root_key name the tree. "side": side pages were attached, (page,
+    parent is 0, and namespace and root_key name the tree. Those that `ends` have a time to live, until
+    "lasting" names them: it was lifted. "side": side pages were attached, (page,
     kind, side page) each. "removed": `pages` stopped being cached; ignore those that are not known.
     "cleared": nothing cached before matches any more: forget all pages. "used": n pages were
     reused, the last one is `parent`.
@@ -37,13 +38,15 @@ class FeedRecord(NamedTuple):
     namespace: int = 0
     root_key: int = 0
     sealer: int = 0
+    ends: bool = False
     digest: tuple[int, int] = (0, 0)
     epoch: int = 0
     sides: tuple[tuple[int, int, int], ...] = ()
 
 
 _KINDS = {getattr(lib, f"KVT_FEED_{kind.upper()}"): kind
-          for kind in ("namespace", "stored", "side", "removed", "cleared", "used")}
+          for kind in ("namespace", "stored", "side", "removed", "cleared", "used",
+                      "lasting")}
 
 
 def _copy(words: Any, n: int) -> memoryview:
@@ -86,6 +89,7 @@ class Feed:
                 kind=_KINDS[native.type], seq=native.seq, n=n, pages=_copy(native.pages, n),
                 keys=_copy(native.keys, n * self._page_size), parent=native.parent,
                 namespace=native.namespace_id, root_key=native.root_key, sealer=native.sealer,
+                ends=bool(native.ends),
                 digest=(native.digest[0], native.digest[1]), epoch=native.epoch,
                 sides=tuple((side.page, side.kind, side.side)
                             for side in (native.sides[0:n] if native.sides else ())))

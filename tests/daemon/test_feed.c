@@ -171,6 +171,60 @@ TEST_WITH(records_tell_what_is_cached_and_what_stops_being_so, start, stop)
 	kvt_test_equal(cleared_to, 2);
 }
 
+/* Insert a prompt with a time to live of a minute, or with none. */
+static void insert(uint32_t first, uint32_t n, uint32_t ttl_ms)
+{
+	uint32_t keys[8 * PAGE], pages[8];
+	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = namespace_id,
+				       .keys = keys, .n_keys = n * PAGE, .pages = pages,
+				       .n_pages = n, .fence = KVT_IDLE, .ttl_ms = ttl_ms,
+				       .flags = ttl_ms ? KVT_F_TTL : 0 };
+
+	for (uint32_t i = 0; i < n * PAGE; i++)
+		keys[i] = first + i;
+	kvt_test_equal(kvt_alloc(worker, n, pages), 0);
+	kvt_test_equal(kvt_test_call(worker, &request).error, 0);
+}
+
+/* Take records until the next one that names pages, which is of this type. Returns their number,
+ * and in *ret_ends whether they have a time to live. */
+static uint32_t next_pages(uint32_t type, uint32_t *ret_ends)
+{
+	struct kvt_feed_record record;
+
+	do {
+		kvt_test_equal(kvt_feed_next(feed, &record), 1);
+	} while (!record.pages);
+	kvt_test_equal(record.type, type);
+	*ret_ends = record.ends;
+	return record.n;
+}
+
+TEST_WITH(a_time_to_live_and_its_end_are_told, start, stop)
+{
+	uint32_t ends, n_ending = 0;
+
+	kvt_test_equal(kvt_feed_open(reader, &feed), 0);
+	insert(1000, 6, 60000);
+	kvt_test_equal(next_pages(KVT_FEED_STORED, &ends), 6);
+	kvt_test_equal(ends, 1);
+	insert(1000, 6, 0);
+	kvt_test_equal(next_pages(KVT_FEED_LASTING, &ends), 6);
+	insert(5000, 4, 60000);
+	kvt_test_equal(next_pages(KVT_FEED_STORED, &ends), 4);
+	insert(9000, 3, 0);
+	kvt_test_equal(next_pages(KVT_FEED_STORED, &ends), 3);
+	kvt_test_equal(ends, 0);
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	for (uint32_t n = 0, more; n < 13; n += more) {
+		more = next_pages(KVT_FEED_STORED, &ends);
+		n_ending += ends * more;
+	}
+	kvt_test_equal(n_ending, 4);
+	cache(5000, 4 * PAGE + 1); /* a COMMIT of the whole path */
+	kvt_test_equal(next_pages(KVT_FEED_LASTING, &ends), 4);
+}
+
 TEST_WITH(a_snapshot_is_what_is_cached_and_changes_follow_it, start, stop)
 {
 	for (uint32_t i = 0; i < 50; i++)

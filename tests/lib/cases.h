@@ -44,7 +44,7 @@
 		kvt_tests_group((setup), (teardown));                                             \
 	}
 
-/** End a test as skipped. tests/run shows and counts the reason. */
+/** End a test as skipped, also from its set-up. tests/run shows and counts the reason. */
 #define kvt_skip(reason) (print_message("skip: %s\n", (reason)), skip())
 
 void kvt_tests_add(const struct CMUnitTest *test, unsigned int line);

@@ -121,6 +121,46 @@ TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
 	kvt_test_equal(serve(keys), N - PAGE);
 }
 
+/* Cache a prompt with a time to live, 0: none. */
+static void insert(const uint32_t *keys, uint32_t ttl_ms)
+{
+	uint32_t pages[N / PAGE];
+	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = own.space,
+				       .keys = keys, .n_keys = N, .pages = pages,
+				       .n_pages = N / PAGE, .fence = KVT_IDLE, .ttl_ms = ttl_ms,
+				       .flags = ttl_ms ? KVT_F_TTL : 0 };
+
+	kvt_test_equal(kvt_alloc(own.worker, N / PAGE, pages), 0);
+	kvt_test_equal(kvt_test_call(own.worker, &request).error, 0);
+}
+
+TEST_WITH(what_has_a_time_to_live_does_not_come_back_after_it, start, stop)
+{
+	uint32_t ending[N], lasting[N];
+
+	kvt_test_keys(ending, N, 1);
+	kvt_test_keys(lasting, N, 2);
+	insert(ending, 3600000);
+	insert(lasting, 0); /* told later: when it was copied, the first one was looked at */
+	kvt_test_store_settled(&own.peer, N / PAGE);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(fetch(ending), 0);
+	kvt_test_equal(fetch(lasting), N);
+	/* Once it is used without one, it is any prompt. */
+	insert(ending, 3600000);
+	insert(ending, 0);
+	kvt_test_store_settled(&own.peer, 2 * N / PAGE);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(fetch(ending), N);
+}
+
+TEST_WITH(memory_that_is_not_there_is_refused_in_words, start_without_store, stop)
+{
+	kvt_test_store_spawn(&own.store, &own.daemon, "100T", NULL);
+	kvt_test_check(kvt_test_store_await(&own.store, "left: make --ram-bytes smaller"));
+	kvt_test_equal(kvt_test_store_wait(&own.store), 3);
+}
+
 TEST_WITH(it_loads_behind_what_is_cached, start, stop)
 {
 	struct kvt_handle handle;

@@ -4,6 +4,7 @@
  * Inputs: prompts whose pages have content that depends on all their keys, more than the store's
  * memory holds; what crashes, disks and users do to the file. Invariants: a page that comes back
  * has its bytes; whatever happened to the file, each prompt is served and the audit is clean. */
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -12,11 +13,14 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "store/file.h"
+#include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
 #include "tests/proc/store.h"
@@ -455,6 +459,59 @@ TEST_WITH(a_host_without_io_uring_is_told_so, start, stop)
 		 "--file '%s' --file-bytes 16M 2>&1 | grep -q io_uring_disabled", old,
 		 kvt_test_build(), own.daemon.socket, path);
 	kvt_test_equal(system(command), 0);
+}
+
+/* Run a store with a file in a child that is changed first. It ends with 3 and says `text`. */
+static void must_refuse_after(bool change(void), const char *text)
+{
+	char command[1600];
+	int status;
+	pid_t pid;
+
+	snprintf(command, sizeof(command), "timeout 60 '%s/kvtstored' --socket '%s' "
+		 "--ram-bytes 1M --file '%s' --file-bytes 16M >'%s.log' 2>&1; s=$?; "
+		 "grep -q '%s' '%s.log' || s=99; rm -f '%s.log'; exit $s", kvt_test_build(),
+		 own.daemon.socket, path, path, text, path, path);
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		if (!change())
+			_exit(77);
+		execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+		_exit(98);
+	}
+	kvt_test_equal(waitpid(pid, &status, 0), pid);
+	kvt_test_check(WIFEXITED(status));
+	if (WEXITSTATUS(status) == 77)
+		kvt_skip("no seccomp filter can be set here");
+	kvt_test_equal(WEXITSTATUS(status), 3);
+}
+
+static bool forbid_enter(void)
+{
+	return kvt_test_forbid(SYS_io_uring_enter, EPERM);
+}
+
+TEST_WITH(a_host_that_refuses_the_use_of_io_uring_is_told_so, start, stop)
+{
+	keep(PROMPTS);
+	end_store(true);
+	must_refuse_after(forbid_enter, "a file needs io_uring, which is refused here");
+}
+
+static bool limit_files(void)
+{
+	const struct rlimit small = { 1 << 20, 1 << 20 };
+
+	return setrlimit(RLIMIT_FSIZE, &small) == 0;
+}
+
+TEST_WITH(a_limit_of_file_sizes_is_told, start, stop)
+{
+	end_store(true);
+	unlink(path);
+	must_refuse_after(limit_files, "raise the limit (LimitFSIZE=, ulimit -f)");
+	kvt_test_check(access(path, F_OK) != 0);
 }
 
 TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)

@@ -88,6 +88,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_FEED_OVERTAKEN] = "subscriber overtaken",
 	[SIM_FEED_OVERTAKEN_READING] = "subscriber overtaken in a snapshot",
 	[SIM_FEED_SIDE] = "SIDE in the feed",
+	[SIM_FEED_LASTING] = "LASTING in the feed",
 	[SIM_FEED_CLEARED] = "CLEARED in the feed",
 };
 

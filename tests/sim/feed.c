@@ -61,6 +61,7 @@ static void learn_stored(struct sim *sim, const struct kvt_feed_record *record)
 			.sealer = record->sealer,
 			.namespace_id = parent ? 0 : record->namespace_id,
 			.root_key = parent ? 0 : record->root_key,
+			.ends = record->ends,
 		};
 		memcpy(feed->keys + (size_t)page * ps, record->keys + (size_t)i * ps,
 		       ps * sizeof(uint32_t));
@@ -93,6 +94,11 @@ static void learn(struct sim *sim, const struct kvt_feed_record *record)
 		for (uint32_t i = 0; i < record->n; i++)
 			feed->pages[record->pages[i]].state = 0;
 		break;
+	case KVT_FEED_LASTING:
+		sim->coverage->rare[SIM_FEED_LASTING]++;
+		for (uint32_t i = 0; i < record->n; i++)
+			feed->pages[record->pages[i]].ends = false;
+		break;
 	case KVT_FEED_CLEARED:
 		forget(sim);
 		sim->coverage->rare[SIM_FEED_CLEARED]++;
@@ -122,6 +128,15 @@ static bool root_is(const struct sim *sim, uint32_t page, const struct sim_fed_p
 		      sizeof(space.digest)) == 0;
 }
 
+/* True if the node of a page has a time to live. */
+static bool ends(const struct sim *sim, uint32_t page)
+{
+	struct kvt_admin_page place;
+
+	return kvt_core_describe_page(sim->core, page, &place) &&
+	       sim->feed.view.nodes[place.node].expiry_ns != UINT64_MAX;
+}
+
 /* True if a cached page is what the subscriber believes. */
 static bool page_is(const struct sim *sim, uint32_t page, const struct sim_fed_page *fed)
 {
@@ -135,6 +150,7 @@ static bool page_is(const struct sim *sim, uint32_t page, const struct sim_fed_p
 		return fed->state == KVT_PAGE_SIDE &&
 		       kvt_arena_side(view, fed->parent, fed->kind) == page;
 	return fed->state == KVT_PAGE_CACHED && record->sealer == fed->sealer &&
+	       fed->ends == ends(sim, page) &&
 	       memcmp(view->slot_keys + (size_t)record->slot * ps,
 		      sim->feed.keys + (size_t)page * ps, ps * sizeof(uint32_t)) == 0 &&
 	       (fed->parent || root_is(sim, page, fed));

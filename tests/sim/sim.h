@@ -154,6 +154,7 @@ enum sim_rare {
 	SIM_FEED_OVERTAKEN,
 	SIM_FEED_OVERTAKEN_READING, /* while it took a snapshot */
 	SIM_FEED_SIDE,
+	SIM_FEED_LASTING,
 	SIM_FEED_CLEARED,
 	SIM_MEMBER_WAITED, /* an operation waited only for a member's word */
 	SIM_RARE_COUNT,
@@ -175,6 +176,7 @@ struct sim_coverage {
 struct sim_fed_page {
 	uint32_t state; /* KVT_PAGE_CACHED, KVT_PAGE_SIDE, 0 */
 	uint32_t parent, sealer, kind, namespace_id;
+	bool ends; /* it has a time to live */
 	uint64_t root_key;
 };
 

@@ -208,3 +208,35 @@ TEST_WITH(paths_that_were_cut_off_or_cleared_are_left_out, begin, end)
 	assert_int_equal(kvt_snapshot_init(&world->snapshot, &world->view, &world->reader), 0);
 	expect(&page, &space, 1);
 }
+
+/* Page 5 moves from node 3 up to node 1, which was read already. */
+static void split(struct world *moved)
+{
+	moved->nodes[1] = moved->nodes[3];
+	moved->nodes[1].sealed = moved->nodes[1].n_slots = 1;
+	moved->nodes[3].first_slot++;
+	moved->nodes[3].sealed = moved->nodes[3].n_slots = 1;
+	moved->nodes[3].start = PS;
+	moved->nodes[3].version += 2;
+}
+
+TEST_WITH(a_page_that_a_split_moves_keeps_its_time_to_live, begin, end)
+{
+	struct kvt_feed_record record;
+
+	cache(3, 5, 2, 1);
+	world->pages[6] = (struct kvt_page_record){ .slot = 3, .state = KVT_PAGE_CACHED,
+						    .parent = 5 };
+	world->slot_pages[3] = 6;
+	world->nodes[3].sealed = world->nodes[3].n_slots = 2;
+	world->nodes[3].expiry_ns = 1000;
+	guard(world->slot_pages, split);
+	while (kvt_snapshot_step(&world->snapshot, 100) == 0)
+		;
+	assert_null(world->guarded);
+	assert_int_equal(kvt_snapshot_next(&world->snapshot, &record), 1);
+	assert_int_equal(record.n, 2);
+	assert_int_equal(record.namespace_id, 1);
+	assert_int_equal(record.ends, 1);
+	assert_int_equal(kvt_snapshot_next(&world->snapshot, &record), 0);
+}

@@ -147,6 +147,34 @@ TEST(pages_that_need_no_copy_are_looked_at_in_parts)
 	free(pool);
 }
 
+/* Tell that pages behind page 0 have a time to live. */
+static void store_for_a_while(const uint32_t *pages, uint32_t n)
+{
+	uint32_t keys[PAGES * PS];
+
+	for (uint32_t i = 0; i < n * PS; i++)
+		keys[i] = 100 + i;
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = n, .namespace_id = 3,
+					.pages = pages, .keys = keys, .ends = 1 });
+}
+
+TEST_WITH(pages_with_a_time_to_live_are_copied_when_that_is_lifted, start, stop)
+{
+	const uint32_t pages[] = { 7, 2 }, later = 9;
+
+	store_for_a_while(pages, 2);
+	known.sweep_at = 1;
+	assert_int_equal(copy_all(), 0);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_LASTING, .n = 2, .pages = pages });
+	assert_int_equal(copy_all(), 2);
+	assert_int_not_equal(find(100, 1), 0);
+	/* Another page at a number that had one. */
+	change(KVT_FEED_REMOVED, 7);
+	store_for_a_while(&later, 1);
+	store_at(0, (const uint32_t[]){ 7 }, 1, 500);
+	assert_int_equal(copy_all(), 1);
+}
+
 TEST_WITH(pages_of_a_path_are_found_by_their_keys, start, stop)
 {
 	store_at(0, (const uint32_t[]){ 7, 2 }, 2, 100);
