@@ -51,6 +51,48 @@ struct kvt_message_admin {
 	/* records follow */
 };
 
+/** The reasons for which an honest operation is refused: no room, or a limit. Each is counted. An
+ * attempt that is repeated counts again. */
+#define KVT_REFUSALS(X)                                                                           \
+	X(ALL_LOCKED)                                                                             \
+	X(TOO_LARGE)                                                                              \
+	X(SHARE)                                                                                  \
+	X(LIMIT_PAGES)                                                                            \
+	X(LIMIT_LEASES)                                                                           \
+	X(LEASES)                                                                                 \
+	X(NODES)                                                                                  \
+	X(DRAINING)
+
+enum kvt_refusal {
+#define KVT_REFUSAL_ROW(REASON) KVT_REFUSAL_##REASON,
+	KVT_REFUSALS(KVT_REFUSAL_ROW)
+#undef KVT_REFUSAL_ROW
+	KVT_REFUSAL_COUNT,
+};
+
+/** The row of a reason: enum kvt_refusal, KVT_REFUSAL_COUNT for one that is not counted. */
+static inline uint32_t kvt_refusal_of(uint32_t reason)
+{
+	switch (reason) {
+#define KVT_REFUSAL_CASE(REASON)                                                                  \
+	case KVT_REASON_##REASON:                                                                 \
+		return KVT_REFUSAL_##REASON;
+		KVT_REFUSALS(KVT_REFUSAL_CASE)
+#undef KVT_REFUSAL_CASE
+	default:
+		return KVT_REFUSAL_COUNT;
+	}
+}
+
+/** What a session, or all in a namespace, asked for and got since it was opened. Of operations
+ * without a namespace (ALLOC, LOCK) and of END, refusals are the session's alone. */
+struct kvt_tally {
+	uint64_t input_positions; /* keys of BEGIN */
+	uint64_t hit_positions;   /* of these: needed no prefill */
+	uint64_t inserted_pages;  /* main pages that became cached */
+	uint64_t refused[KVT_REFUSAL_COUNT];
+};
+
 #define KVT_HISTOGRAM_BUCKETS 24 /* powers of two of 64 ns: 64 ns .. 0.5 s */
 
 struct kvt_admin_status {
@@ -75,6 +117,7 @@ struct kvt_admin_status {
 	uint64_t op_count[32];
 	uint64_t op_histogram[32][KVT_HISTOGRAM_BUCKETS]; /* by enum kvt_op, in the daemon */
 	uint64_t op_ns[32];                               /* total time in it */
+	uint64_t refused[KVT_REFUSAL_COUNT]; /* attempts, since the cache began */
 	uint64_t accepted_connections, refused_connections, log_lines_dropped;
 	char fingerprint[KVT_FINGERPRINT_BYTES];
 	struct kvt_pool_geometry geometry;
@@ -114,6 +157,7 @@ struct kvt_admin_client {
 	uint32_t suspected; /* SUSPECTs of pages that it sealed */
 	uint32_t sealer;    /* its number in struct kvt_admin_node */
 	uint32_t reserved;
+	struct kvt_tally tally;
 };
 
 struct kvt_admin_namespace {
@@ -121,6 +165,7 @@ struct kvt_admin_namespace {
 	uint64_t digest[2];
 	uint64_t cached_pages, evictable_pages, protected_pages, nodes;
 	char label[KVT_LABEL_BYTES];
+	struct kvt_tally tally;
 };
 
 struct kvt_admin_node {

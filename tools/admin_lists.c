@@ -78,10 +78,11 @@ static int compare_clients(const void *a, const void *b)
 static void client_text(struct list *list, const struct kvt_admin_client *client)
 {
 	char session[16], pid[16], uid[16], leases[16], private[16], quarantined[16], deferred[16];
-	char operations[24], age[32], rank[40], suspected[40];
+	char operations[24], hits[32], refused[24], age[32], rank[40], suspected[40];
 	const char *const cells[] = { client->rank ? "+" : session, kvt_client_state_text(client),
 				      pid, uid, client->label, leases, private, quarantined,
-				      deferred, operations, client->rank ? "" : age,
+				      deferred, operations, client->rank ? "" : hits, refused,
+				      client->rank ? "" : age,
 				      client->rank	  ? rank :
 				      client->suspected ? suspected :
 							  ended_text(client) };
@@ -92,6 +93,7 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 		{ leases, client->n_leases },      { private, client->n_private },
 		{ quarantined, client->n_quarantined }, { deferred, client->n_pending },
 		{ operations, client->operations },
+		{ refused, kvt_refused_all(client->tally.refused) },
 	};
 
 	snprintf(session, sizeof(session), "%u", client->session);
@@ -105,6 +107,8 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 		else
 			snprintf(numbers[i].to, 16, "%llu", numbers[i].value);
 	}
+	kvt_rate_text(client->tally.hit_positions, client->tally.input_positions, hits,
+		      sizeof(hits));
 	kvt_age_text(client->age_ns, age, sizeof(age));
 	list_row(list, cells);
 }
@@ -117,6 +121,7 @@ int kvt_admin_clients(struct kvt_admin *admin)
 		{ "label", -8, 0, true },      { "leases", 7, 0, false },
 		{ "private", 8, 0, false },    { "quarant.", 8, 2, false },
 		{ "deferred", 8, 4, false },   { "operations", 11, 1, false },
+		{ "hits", 8, 6, false },       { "refused", 8, 7, false },
 		{ "age", 8, 3, false },        { "", -21, 0, false },
 	};
 	struct kvt_admin_client *clients;
@@ -150,8 +155,9 @@ int kvt_admin_clients(struct kvt_admin *admin)
 static void namespace_text(struct list *list, const struct kvt_admin_namespace *namespace)
 {
 	char id[16], cached[24], evictable[24], protected[24], nodes[24], opened[16], digest[40];
+	char hits[32], refused[24];
 	const char *const cells[] = { id, namespace->label, cached, evictable, protected, nodes,
-				      opened, digest };
+				      hits, refused, opened, digest };
 
 	snprintf(id, sizeof(id), "%u", namespace->namespace_id);
 	snprintf(cached, sizeof(cached), "%llu", (unsigned long long)namespace->cached_pages);
@@ -160,6 +166,10 @@ static void namespace_text(struct list *list, const struct kvt_admin_namespace *
 	snprintf(protected, sizeof(protected), "%llu",
 		 (unsigned long long)namespace->protected_pages);
 	snprintf(nodes, sizeof(nodes), "%llu", (unsigned long long)namespace->nodes);
+	kvt_rate_text(namespace->tally.hit_positions, namespace->tally.input_positions, hits,
+		      sizeof(hits));
+	snprintf(refused, sizeof(refused), "%llu",
+		 (unsigned long long)kvt_refused_all(namespace->tally.refused));
 	snprintf(opened, sizeof(opened), "%u", namespace->opened);
 	snprintf(digest, sizeof(digest), "%016llx%016llx", (unsigned long long)namespace->digest[0],
 		 (unsigned long long)namespace->digest[1]);
@@ -172,6 +182,7 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 		{ "namespace", 9, 3, false },  { "label", -16, 0, true },
 		{ "cached", 8, 0, false },     { "evictable", 10, 2, false },
 		{ "protected", 10, 1, false }, { "nodes", 7, 4, false },
+		{ "hits", 8, 6, false },       { "refused", 8, 7, false },
 		{ "opened", 6, 5, false },     { "digest", -32, 0, false },
 	};
 	struct kvt_admin_namespace *namespaces;

@@ -94,6 +94,9 @@ static int status_json(const struct kvt_admin_status *status)
 	kvt_json_open(&json, "counters", '{');
 	kvt_json_counters(&json, &status->counters);
 	kvt_json_close(&json, '}');
+	kvt_json_rate(&json, "hit_rate", status->counters.hit_positions,
+		      status->counters.input_positions);
+	kvt_json_refused(&json, "refused", status->refused);
 	kvt_json_u64(&json, "nodes_per_path_p50", status->path_nodes_p50);
 	kvt_json_u64(&json, "nodes_per_path_p99", status->path_nodes_p99);
 	kvt_json_u64(&json, "stale_locks", status->stale_locks);
@@ -149,6 +152,23 @@ static void status_operations_text(const struct kvt_admin_status *status)
 	}
 }
 
+static void status_hits_text(const struct kvt_admin_status *status)
+{
+	const struct kvt_counters *counters = &status->counters;
+	char rate[32], refused[256];
+
+	printf("hits\n  %llu of %llu positions (%s), %llu of them computed by another session, "
+	       "%llu more by looking on\n", (unsigned long long)counters->hit_positions,
+	       (unsigned long long)counters->input_positions,
+	       kvt_rate_text(counters->hit_positions, counters->input_positions, rate,
+			     sizeof(rate)),
+	       (unsigned long long)counters->shared_hit_positions,
+	       (unsigned long long)counters->advanced_positions);
+	printf("refused\n  %s attempts%s\n",
+	       kvt_refused_text(status->refused, refused, sizeof(refused)),
+	       counters->refusals ? "; positions of what was refused are in no rate" : "");
+}
+
 static void status_text(const struct kvt_admin_status *status)
 {
 	const struct kvt_counters *counters = &status->counters;
@@ -187,14 +207,8 @@ static void status_text(const struct kvt_admin_status *status)
 		printf("; the oldest: lease %u of session %u, %s", status->oldest_lease,
 		       status->oldest_lease_session,
 		       kvt_age_text(status->oldest_lease_age_ns, first, sizeof(first)));
-	printf("\nhits\n  %llu of %llu positions (%.1f %%), %llu of them computed by another "
-	       "session, %llu more by looking on\n",
-	       (unsigned long long)counters->hit_positions,
-	       (unsigned long long)counters->input_positions,
-	       counters->input_positions ? 100 * (double)counters->hit_positions /
-						   (double)counters->input_positions : 0.0,
-	       (unsigned long long)counters->shared_hit_positions,
-	       (unsigned long long)counters->advanced_positions);
+	printf("\n");
+	status_hits_text(status);
 	printf("gone\n  %llu pages evicted, %llu expired, %llu removed, %llu reset",
 	       (unsigned long long)counters->evicted_pages,
 	       (unsigned long long)counters->expired_pages,

@@ -115,6 +115,15 @@ static void print_histogram(struct kvt_text *text, const struct kvt_admin_status
 	kvt_text_print(text, "\n%s_count{op=\"%s\"} %" PRIu64 "\n", name, kvt_op_name(op), below);
 }
 
+static void print_refused(struct kvt_text *text, const struct kvt_admin_status *status)
+{
+	print_head(text, "kvtrunk_refused_total", "counter",
+		   "Attempts refused, by reason: no room, or a limit.");
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
+		kvt_text_print(text, "kvtrunk_refused_total{reason=\"%s\"} %" PRIu64 "\n",
+			       kvt_refusal_text(row), status->refused[row]);
+}
+
 static void print_up(struct kvt_text *text, int up)
 {
 	print_head(text, "kvtrunk_up", "gauge", "1 if the daemon answered.");
@@ -133,6 +142,7 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 #define PRINT_STATUS(kind, name, value, help) print_metric(text, kind, "", #name, value, help);
 	STATUS_METRICS(PRINT_STATUS)
 #undef PRINT_STATUS
+	print_refused(text, status);
 	print_head(text, "kvtrunk_operation_duration_seconds", "histogram",
 		   "Time of an operation inside the daemon.");
 	for (int op = 0; op < KVT_OP_COUNT; op++)

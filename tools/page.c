@@ -164,6 +164,29 @@ static uint64_t counter_of(const struct kvt_page_sample *sample, size_t offset)
 	return value;
 }
 
+/* When another daemon answered than before, and if it has the cache of the one before. */
+static void print_restarts(const struct kvt_page *page, int64_t now_ns, struct kvt_json *json)
+{
+	const struct kvt_page_sample *before = NULL;
+
+	kvt_json_open(json, "restarts", '[');
+	for (uint64_t i = oldest_sample(page); i < page->n_samples; i++) {
+		const struct kvt_page_sample *now = sample_at(page, i);
+
+		if (!now->up)
+			continue;
+		if (before && (before->status.daemon_pid != now->status.daemon_pid ||
+			       !same_cache(&before->status, &now->status))) {
+			kvt_json_open(json, NULL, '{');
+			kvt_json_seconds(json, "ago_s", (uint64_t)(now_ns - now->at_ns));
+			kvt_json_bool(json, "cold", !same_cache(&before->status, &now->status));
+			kvt_json_close(json, '}');
+		}
+		before = now;
+	}
+	kvt_json_close(json, ']');
+}
+
 /* How much some counters rose in each interval. Intervals without an answer are left out. */
 static void print_history(const struct kvt_page *page, int64_t now_ns, struct kvt_json *json)
 {
@@ -172,7 +195,7 @@ static void print_history(const struct kvt_page *page, int64_t now_ns, struct kv
 		const char *name;
 		size_t offset;
 	} columns[] = { COLUMN(input_positions), COLUMN(hit_positions),
-			COLUMN(shared_hit_positions), COLUMN(evicted_pages) };
+			COLUMN(shared_hit_positions), COLUMN(evicted_pages), COLUMN(refusals) };
 #undef COLUMN
 
 	kvt_json_open(json, "history", '{');
@@ -187,6 +210,7 @@ static void print_history(const struct kvt_page *page, int64_t now_ns, struct kv
 								columns[c].offset));
 		kvt_json_close(json, ']');
 	}
+	print_restarts(page, now_ns, json);
 	kvt_json_close(json, '}');
 }
 
@@ -270,6 +294,10 @@ static void print_status(const struct kvt_page *page, const struct kvt_admin_sta
 	kvt_json_u64(json, "page_size", status->page_size);
 	kvt_json_u64(json, "page_bytes", status->page_bytes);
 	kvt_json_u64(json, "usable_pages", status->n_pages - 1);
+	kvt_json_u64(json, "max_nodes", status->max_nodes);
+	kvt_json_rate(json, "hit_rate", status->counters.hit_positions,
+		      status->counters.input_positions);
+	kvt_json_refused(json, "refused", status->refused);
 	kvt_json_open(json, "counters", '{');
 	kvt_json_counters(json, &status->counters);
 	kvt_json_close(json, '}');

@@ -70,6 +70,60 @@ int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_byt
 
 /* ---- what records say */
 
+const char *kvt_refusal_text(uint32_t row)
+{
+	static const int reasons[] = {
+#define REASON(NAME) [KVT_REFUSAL_##NAME] = KVT_REASON_##NAME,
+		KVT_REFUSALS(REASON)
+#undef REASON
+	};
+
+	return kvt_reason_name(reasons[row]);
+}
+
+uint64_t kvt_refused_all(const uint64_t *refused)
+{
+	uint64_t all = 0;
+
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
+		all += refused[row];
+	return all;
+}
+
+const char *kvt_refused_text(const uint64_t *refused, char *to, size_t bytes)
+{
+	const char *between = ": ";
+	size_t at = (size_t)snprintf(to, bytes, "%llu",
+				     (unsigned long long)kvt_refused_all(refused));
+
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT && at < bytes; row++) {
+		if (!refused[row])
+			continue;
+		at += (size_t)snprintf(to + at, bytes - at, "%s%llu %s", between,
+				       (unsigned long long)refused[row], kvt_refusal_text(row));
+		between = ", ";
+	}
+	return to;
+}
+
+void kvt_json_refused(struct kvt_json *json, const char *name, const uint64_t *refused)
+{
+	kvt_json_open(json, name, '{');
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
+		if (refused[row])
+			kvt_json_u64(json, kvt_refusal_text(row), refused[row]);
+	kvt_json_close(json, '}');
+}
+
+static void put_tally(struct kvt_json *json, const struct kvt_tally *tally)
+{
+	kvt_json_u64(json, "input_positions", tally->input_positions);
+	kvt_json_u64(json, "hit_positions", tally->hit_positions);
+	kvt_json_rate(json, "hit_rate", tally->hit_positions, tally->input_positions);
+	kvt_json_u64(json, "inserted_pages", tally->inserted_pages);
+	kvt_json_refused(json, "refused", tally->refused);
+}
+
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
 {
 #define PUT(kind, name, text) kvt_json_u64(json, #name, counters->name);
@@ -116,6 +170,7 @@ void kvt_json_client(struct kvt_json *json, const struct kvt_admin_client *clien
 	kvt_json_u64(json, "quarantined", client->n_quarantined);
 	kvt_json_u64(json, "deferred", client->n_pending);
 	kvt_json_u64(json, "operations", client->operations);
+	put_tally(json, &client->tally);
 	kvt_json_u64(json, "sq_waiting", client->sq_waiting);
 	kvt_json_u64(json, "cq_waiting", client->cq_waiting);
 	kvt_json_seconds(json, "age_s", client->age_ns);
@@ -146,5 +201,6 @@ void kvt_json_namespace(struct kvt_json *json, const struct kvt_admin_namespace 
 	kvt_json_u64(json, "cached", namespace->cached_pages);
 	kvt_json_u64(json, "evictable", namespace->evictable_pages);
 	kvt_json_u64(json, "protected", namespace->protected_pages);
+	put_tally(json, &namespace->tally);
 	kvt_json_close(json, '}');
 }

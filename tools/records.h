@@ -27,6 +27,16 @@ uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
 /** "open", or "awaited": a member's place is reserved before it connects. */
 const char *kvt_client_state_text(const struct kvt_admin_client *client);
 
+/** "all_locked": the reason of a row of refusals (enum kvt_refusal). */
+const char *kvt_refusal_text(uint32_t row);
+/** Count all refused attempts. */
+uint64_t kvt_refused_all(const uint64_t *refused);
+/** Write "12: 7 all_locked, 5 share" of counts by enum kvt_refusal into `to`, which is returned;
+ * "0" if nothing was refused. */
+const char *kvt_refused_text(const uint64_t *refused, char *to, size_t bytes);
+/** Add an object with the reasons that occurred. */
+void kvt_json_refused(struct kvt_json *json, const char *name, const uint64_t *refused);
+
 /** Add every counter by name to the open object. */
 void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters);
 /** Add an object to the open list. */

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <math.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -39,7 +40,7 @@ struct sample {
 
 /* The last frames, oldest first. */
 struct history {
-	double hits[HISTORY_FRAMES]; /* per cent of the positions asked for */
+	double hits[HISTORY_FRAMES]; /* per cent of the positions asked for; NAN: none was */
 	double operations[HISTORY_FRAMES]; /* a second */
 	unsigned int n;
 };
@@ -146,9 +147,9 @@ static double hits_percent(const struct top *top)
 {
 	const struct kvt_counters *now = &top->now.status.counters;
 	const struct kvt_counters *before = &top->before.status.counters;
+	uint64_t input = now->input_positions - before->input_positions;
 
-	return kvt_percent(now->hit_positions - before->hit_positions,
-			   now->input_positions - before->input_positions);
+	return input ? kvt_percent(now->hit_positions - before->hit_positions, input) : NAN;
 }
 
 static double operations_rate(const struct top *top)
@@ -271,10 +272,15 @@ static void draw_traffic(struct top *top)
 	uint64_t input = now->input_positions - before->input_positions;
 	uint64_t hit = now->hit_positions - before->hit_positions;
 
-	line(top, "hits  %5.1f %%  (since the start %.1f %%)   asked %.0f positions/s, "
-	     "not prefilled %.0f/s", kvt_percent(hit, input),
-	     kvt_percent(now->hit_positions, now->input_positions), (double)input / top->seconds,
-	     (double)hit / top->seconds);
+	char rate_now[32], rate_all[32], refused[256];
+
+	line(top, "hits  %7s  (since the start %s)   asked %.0f positions/s, "
+	     "not prefilled %.0f/s", kvt_rate_text(hit, input, rate_now, sizeof(rate_now)),
+	     kvt_rate_text(now->hit_positions, now->input_positions, rate_all, sizeof(rate_all)),
+	     (double)input / top->seconds, (double)hit / top->seconds);
+	line(top, "refused attempts/s %.1f   since the start %s",
+	     rate(top, now->refusals, before->refusals),
+	     kvt_refused_text(top->now.status.refused, refused, sizeof(refused)));
 	line(top, "pages/s  cached %.0f  evicted %.0f  duplicates %.0f   leases %llu   "
 	     "sessions %llu   violations %llu",
 	     rate(top, now->inserted_pages, before->inserted_pages),
@@ -335,8 +341,10 @@ static void draw_client(struct top *top, const struct kvt_table *table,
 			const struct kvt_admin_client *client)
 {
 	char session[16], pid[16], leases[16], private[16], quarantined[16], deferred[16], ops[24];
+	char hits[32], refused[24];
 	const char *const cells[] = { session, kvt_session_state_text(client->state), pid,
-				      client->label, leases, private, quarantined, deferred, ops };
+				      client->label, leases, private, quarantined, deferred, hits,
+				      refused, ops };
 	struct kvt_text row = { 0 };
 
 	snprintf(session, sizeof(session), "%u", client->session);
@@ -345,6 +353,10 @@ static void draw_client(struct top *top, const struct kvt_table *table,
 	snprintf(private, sizeof(private), "%u", client->n_private);
 	snprintf(quarantined, sizeof(quarantined), "%u", client->n_quarantined);
 	snprintf(deferred, sizeof(deferred), "%u", client->n_pending);
+	kvt_rate_text(client->tally.hit_positions, client->tally.input_positions, hits,
+		      sizeof(hits));
+	snprintf(refused, sizeof(refused), "%llu",
+		 (unsigned long long)kvt_refused_all(client->tally.refused));
 	snprintf(ops, sizeof(ops), "%.0f",
 		 rate(top, client->operations, operations_before(top, client)));
 	kvt_table_row(table, &row, cells);
@@ -358,7 +370,8 @@ static void draw_clients(struct top *top)
 	static const struct kvt_column columns[] = {
 		{ "session", 7, 0, false }, { "state", -8, 0, false },   { "pid", 8, 0, false },
 		{ "label", -8, 0, true },   { "leases", 7, 0, false },   { "private", 8, 0, false },
-		{ "quarant.", 8, 1, false }, { "deferred", 8, 2, false }, { "ops/s", 9, 0, false },
+		{ "quarant.", 8, 1, false }, { "deferred", 8, 2, false }, { "hits", 8, 3, false },
+		{ "refused", 8, 4, false },  { "ops/s", 9, 0, false },
 	};
 	struct sample *now = &top->now;
 	struct kvt_text titles = { 0 };
@@ -512,22 +525,24 @@ static void print_line(const struct top *top, unsigned int n)
 	const struct kvt_admin_status *status = &top->now.status;
 	const struct kvt_counters *count = &status->counters;
 	uint64_t all = status->n_pages - 1;
-	char clock[16];
+	char clock[16], hits[32];
 	time_t now = time(NULL);
 	struct tm local;
 
 	if (n % HEADER_EVERY == 0)
-		printf("%-8s %6s %11s %9s %6s %6s %6s %6s %9s %8s %7s\n", "time", "hits%",
+		printf("%-8s %6s %11s %9s %6s %6s %6s %6s %9s %9s %8s %7s\n", "time", "hits%",
 		       "asked/s", "ops/s", "free%", "priv%", "evict%", "prot%", "evicted/s",
-		       "sessions", "leases");
+		       "refused/s", "sessions", "leases");
 	strftime(clock, sizeof(clock), "%H:%M:%S", localtime_r(&now, &local));
-	printf("%-8s %6.1f %11.0f %9.0f %6.1f %6.1f %6.1f %6.1f %9.0f %8llu %7llu\n", clock,
-	       hits_percent(top),
+	snprintf(hits, sizeof(hits), isnan(hits_percent(top)) ? "-" : "%.1f", hits_percent(top));
+	printf("%-8s %6s %11.0f %9.0f %6.1f %6.1f %6.1f %6.1f %9.0f %9.1f %8llu %7llu\n", clock,
+	       hits,
 	       rate(top, count->input_positions, top->before.status.counters.input_positions),
 	       operations_rate(top), kvt_percent(count->free_pages, all),
 	       kvt_percent(count->private_pages, all), kvt_percent(count->evictable_pages, all),
 	       kvt_percent(count->protected_pages, all),
 	       rate(top, count->evicted_pages, top->before.status.counters.evicted_pages),
+	       rate(top, count->refusals, top->before.status.counters.refusals),
 	       (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases);
 }
 

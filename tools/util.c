@@ -197,6 +197,14 @@ void kvt_json_double(struct kvt_json *json, const char *name, double value)
 	kvt_text_print(&json->text, "%.9g", value);
 }
 
+void kvt_json_rate(struct kvt_json *json, const char *name, uint64_t part, uint64_t all)
+{
+	if (all)
+		kvt_json_double(json, name, (double)part / (double)all);
+	else
+		kvt_json_null(json, name);
+}
+
 void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns)
 {
 	json_name(json, name);
@@ -313,6 +321,15 @@ const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes)
 		snprintf(buffer, bytes, "%.0f min", s / 60);
 	else
 		snprintf(buffer, bytes, "%.1f h", s / 3600);
+	return buffer;
+}
+
+const char *kvt_rate_text(uint64_t part, uint64_t all, char *buffer, size_t bytes)
+{
+	if (all)
+		snprintf(buffer, bytes, "%.1f %%", kvt_percent(part, all));
+	else
+		snprintf(buffer, bytes, "-");
 	return buffer;
 }
 

@@ -61,6 +61,8 @@ void kvt_json_close(struct kvt_json *json, char bracket);                  /* '}
 void kvt_json_u64(struct kvt_json *json, const char *name, uint64_t value);
 void kvt_json_i64(struct kvt_json *json, const char *name, int64_t value);
 void kvt_json_double(struct kvt_json *json, const char *name, double value); /* null: not finite */
+/** part / all; null of nothing, which has no rate. */
+void kvt_json_rate(struct kvt_json *json, const char *name, uint64_t part, uint64_t all);
 void kvt_json_seconds(struct kvt_json *json, const char *name, uint64_t ns);
 void kvt_json_bool(struct kvt_json *json, const char *name, bool value);
 void kvt_json_null(struct kvt_json *json, const char *name);
@@ -77,6 +79,8 @@ void kvt_json_free(struct kvt_json *json);
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);
 /** Write "1.5 s", "3 min", "2 h" into `buffer`, which is returned. */
 const char *kvt_age_text(uint64_t ns, char *buffer, size_t bytes);
+/** "48.0 %", or "-" of nothing, which has no rate. */
+const char *kvt_rate_text(uint64_t part, uint64_t all, char *buffer, size_t bytes);
 /** "1.5 GiB". */
 const char *kvt_size_text(uint64_t size_bytes, char *buffer, size_t bytes);
 /** "lru", "host", "open": names of enum kvt_policy, kvt_pool_backend, kvt_session_state; of any

@@ -255,6 +255,8 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 bool kvt_core_counters_ok(const struct kvt_core *core);
 
 const struct kvt_counters *kvt_core_counters(const struct kvt_core *core);
+/** What a session asked for and got; session 0: the instance's refusals, and 0 else. */
+const struct kvt_tally *kvt_core_tally(const struct kvt_core *core, uint32_t session);
 const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);
 const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core);
 

@@ -7,6 +7,7 @@
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/walk.h"
 
@@ -23,6 +24,12 @@ const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core)
 const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core)
 {
 	return core->ledger;
+}
+
+const struct kvt_tally *kvt_core_tally(const struct kvt_core *core, uint32_t session)
+{
+	KVT_ASSERT(session <= core->config.max_sessions);
+	return kvt_tally_session(core, session);
 }
 
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
@@ -100,6 +107,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 		.nodes = space->nodes,
 	};
 	memcpy(ret_namespace->label, core->labels[id], KVT_LABEL_BYTES);
+	ret_namespace->tally = *kvt_tally_namespace(core, id);
 	return true;
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
 #include "daemon/core/wait.h"
@@ -669,8 +670,7 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	if (core->n_sides > 0)
 		write_sides(core, node, plan.reuse, list + plan.table + 1);
 
-	core->count->input_positions += plan.n_keys;
-	core->count->hit_positions += (uint64_t)plan.reuse * core->ps;
+	kvt_tally_begun(core, op->session, sqe->namespace_id, plan.n_keys, plan.reuse * core->ps);
 	core->count->shared_hit_positions += shared;
 	op->cqe->lease = id;
 	op->cqe->lease_generation = lease->generation;
@@ -941,8 +941,11 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	if (sqe->flags & KVT_F_SIDES)
 		kvt_attach(core, op, plan.lease);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
-	if (op->cqe->commit.sealed > 0)
+	if (op->cqe->commit.sealed > 0) {
 		kvt_wait_progress(core, plan.id);
+		kvt_tally_sealed(core, op->session, plan.lease->namespace_id,
+				 op->cqe->commit.sealed);
+	}
 	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
 	 * its own later commits would be stale: another session's TTL would decide. */
 	if (core->expiry.count > 0)

@@ -11,11 +11,11 @@
  * policy fields), keys and pages of their runs, side pages of these, namespaces in use, the epoch,
  * monotonic counters.
  * Primary facts in the ledger: sessions, their processes and namespaces, leases with tails and
- * lists of pages, page owners, pending operations, labels, and the last numbers given (seq, clock,
- * tickets). Everything else is derived, and marked so below: a successor recomputes it without
- * reading it. Orders are facts, kept as numbers: recency as times, free records and a session's
- * leases as tickets, pending operations as tokens. A free record has a valid generation and ticket,
- * and no other valid field. Slots in no run have no valid content.
+ * lists of pages, page owners, pending operations, labels, tallies, and the last numbers given
+ * (seq, clock, tickets). Everything else is derived, and marked so below: a successor recomputes
+ * it without reading it. Orders are facts, kept as numbers: recency as times, free records and a
+ * session's leases as tickets, pending operations as tokens. A free record has a valid generation
+ * and ticket, and no other valid field. Slots in no run have no valid content.
  *
  * Facts change only while `mutation` is odd. If a successor finds it odd, it undoes the whole
  * effect: see struct kvt_undo_header.
@@ -38,7 +38,9 @@ enum kvt_ledger_section {
 	KVT_LSECTION_LABELS = 6, /* of namespaces, KVT_LABEL_BYTES each, by the first opener */
 	KVT_LSECTION_UNDO = 7, /* struct kvt_undo_header, then 64-bit words of entries */
 	KVT_LSECTION_MEMBERS = 8, /* processes: rank 0 of each session, then ranks of groups */
-	KVT_LEDGER_SECTIONS = 9,
+	KVT_LSECTION_TALLIES = 9, /* struct kvt_tally: 0 the instance's refusals, then sessions,
+				     then namespaces by number */
+	KVT_LEDGER_SECTIONS = 10,
 };
 
 /** First bytes of the ledger; the same rules as for the arena header. */
@@ -274,6 +276,7 @@ static inline uint64_t kvt_ledger_layout(void)
 {
 	static const uint32_t facts[] = {
 		KVT_LEDGER_SECTIONS, KVT_LABEL_BYTES, sizeof(struct kvt_ledger_header),
+		sizeof(struct kvt_tally),
 		offsetof(struct kvt_ledger_header, sections), sizeof(struct kvt_session_record),
 		offsetof(struct kvt_session_record, operations),
 		offsetof(struct kvt_session_record, last_cqe), sizeof(struct kvt_member_record),

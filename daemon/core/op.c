@@ -20,6 +20,7 @@
 #include "daemon/core/session.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
 #include "daemon/core/wait.h"
@@ -216,6 +217,7 @@ static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
 		kvt_leaf_check(core, id);
 	}
 	op->cqe->insert.inserted = end - plan->walk.matched;
+	kvt_tally_sealed(core, op->session, op->sqe->namespace_id, end - plan->walk.matched);
 }
 
 static void insert_list(struct kvt_core *core, struct kvt_op_context *op,

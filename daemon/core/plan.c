@@ -13,6 +13,7 @@
 #include "daemon/core/plan.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/undo.h"
 
 static uint64_t next_line(uint64_t offset)
@@ -124,8 +125,10 @@ static uint64_t lay_ledger(const struct kvt_core_config *c, struct kvt_section *
 	at = lay(sections, KVT_LSECTION_UNDO, at,
 		 sizeof(struct kvt_undo_header) / sizeof(uint64_t) + kvt_undo_capacity(c),
 		 sizeof(uint64_t));
-	return lay(sections, KVT_LSECTION_MEMBERS, at, kvt_core_members(c) + 1ull,
-		   sizeof(struct kvt_member_record));
+	at = lay(sections, KVT_LSECTION_MEMBERS, at, kvt_core_members(c) + 1ull,
+		 sizeof(struct kvt_member_record));
+	return lay(sections, KVT_LSECTION_TALLIES, at, kvt_tally_rows(c),
+		   sizeof(struct kvt_tally));
 }
 
 /** Hand out scratch memory piece by piece; with base NULL only counts. */
@@ -386,6 +389,7 @@ static void bind(struct kvt_core *core, void *arena, void *ledger)
 	core->opened_words = opened_words(c);
 	core->labels = (void *)(bytes + sections[KVT_LSECTION_LABELS].offset);
 	core->members = (void *)(bytes + sections[KVT_LSECTION_MEMBERS].offset);
+	core->tallies = (void *)(bytes + sections[KVT_LSECTION_TALLIES].offset);
 	core->undo.header = (void *)(bytes + sections[KVT_LSECTION_UNDO].offset);
 	core->undo.words = (uint64_t *)(core->undo.header + 1);
 	core->undo.capacity = kvt_undo_capacity(c);

@@ -12,6 +12,7 @@
 #include "daemon/core/effect.h"
 #include "daemon/core/recover.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/undo.h"
 
 /* ---- entries */
@@ -67,7 +68,7 @@ static bool are_facts(const struct facts *facts, uintptr_t at, uint64_t bytes)
 	       bytes % facts->unit == 0;
 }
 
-/** All that kvt_save() is called for. Record 0 of each kind is unused. */
+/** All that kvt_save() is called for. Record 0 of each kind is unused, but of tallies. */
 static bool bytes_ok(const struct kvt_core *core, const struct entry *e)
 {
 	const struct kvt_core_config *c = &core->config;
@@ -93,6 +94,8 @@ static bool bytes_ok(const struct kvt_core *core, const struct entry *e)
 		{ core->pending + 1, c->n_pending, sizeof(*core->pending), 0,
 		  sizeof(*core->pending), 8 },
 		{ core->opened + core->opened_words, 1, opened, 0, opened, 8 },
+		{ core->tallies, kvt_tally_rows(c), sizeof(*core->tallies), 0,
+		  sizeof(*core->tallies), 8 },
 	};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)

@@ -23,6 +23,7 @@
 #include "daemon/core/run.h"
 #include "daemon/core/running.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
 #include "daemon/core/wait.h"
@@ -98,6 +99,8 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 			.result = error, .reason = cqe->reason, .flags = cqe->flags,
 			.refused = cqe->refused,
 		};
+	if (cqe->reason)
+		kvt_tally_refused(core, op->session, op->sqe, cqe->reason);
 	kvt_save_progress(core, op->session);
 	cqe->user_data = op->sqe->user_data;
 	cqe->seq = core->ledger->seq + 1;

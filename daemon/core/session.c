@@ -21,6 +21,7 @@
 #include "daemon/core/side.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
 #include "daemon/core/wait.h"
@@ -93,6 +94,7 @@ int kvt_core_session_open(struct kvt_core *core, const struct kvt_core_peer *pee
 		.opened_ns = now_ns,
 		.sealer = next_sealer(core),
 	};
+	kvt_tally_clear(core, kvt_tally_session(core, id));
 	core->views[id] = *view;
 	core->groups[id].n = 0;
 	core->count->live_sessions++;

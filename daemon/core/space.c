@@ -8,6 +8,7 @@
 #include "daemon/core/effect.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
+#include "daemon/core/tally.h"
 #include "daemon/core/undo.h"
 
 static uint32_t find_namespace(const struct kvt_core *core, const uint64_t digest[2],
@@ -43,6 +44,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t di
 	space->generation = 0;
 	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
 	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
+	kvt_tally_clear(core, kvt_tally_namespace(core, id));
 	core->count->live_namespaces++;
 }
 

@@ -127,6 +127,7 @@ struct kvt_core {
 	uint64_t *opened; /* [session][max_namespaces bits] */
 	uint32_t opened_words;
 	char (*labels)[KVT_LABEL_BYTES]; /* [namespace] */
+	struct kvt_tally *tallies; /* [session], then [namespace] */
 
 	struct kvt_member_record *members;
 	struct kvt_fence_group *groups; /* [session] */

@@ -30,6 +30,7 @@ uint64_t kvt_undo_capacity(const struct kvt_core_config *c)
 	words += ENTRY(sizeof(struct kvt_lease_record)) * (c->n_leases + 1ull);
 	words += ENTRY(sizeof(struct kvt_pending_record)) * (c->n_pending + 1ull);
 	words += ENTRY(sizeof(struct kvt_namespace_record)) * (c->max_namespaces + 1ull);
+	words += 4 * ENTRY(sizeof(struct kvt_tally));
 	words += ENTRY(c->max_namespaces / 8 + sizeof(uint64_t)); /* those that a session opened */
 	return words + 8 * ENTRY(KVT_SESSION_FACTS) + ENTRY(4ull * c->page_size);
 }

@@ -133,6 +133,7 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 
 	memset(status, 0, sizeof(*status));
 	status->counters = *daemon->counters;
+	memcpy(status->refused, kvt_core_tally(daemon->core, 0)->refused, sizeof(status->refused));
 	status->epoch = arena->epoch;
 	memcpy(status->instance, config->instance, sizeof(status->instance));
 	status->now_ns = daemon->clock.now_ns;
@@ -225,6 +226,7 @@ static void describe_session(const struct kvt_daemon *daemon, uint32_t index,
 	client->suspects = session->suspects;
 	client->suspected = session->suspected;
 	client->sealer = session->sealer;
+	client->tally = *kvt_core_tally(daemon->core, index);
 	client->sq_waiting = waiting_entries(ours);
 	client->cq_waiting = unread_completions(ours);
 }

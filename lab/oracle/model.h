@@ -129,6 +129,7 @@ struct model_session {
 	uint32_t n_private;
 	uint32_t n_quarantined;
 	uint32_t n_leases;
+	struct kvt_tally tally;
 	uint8_t *opened; /* by namespace number */
 };
 
@@ -137,11 +138,13 @@ struct model_namespace {
 	uint64_t digest[2];
 	uint32_t root;
 	uint32_t opened;
+	struct kvt_tally tally;
 };
 
 /** The operation of the current record. */
 struct model_run {
 	const struct kvt_record *record;
+	uint32_t namespace_id; /* of its entry or its lease; 0: none */
 	uint32_t event; /* the next one to follow */
 	uint32_t out;   /* the next page of record.out */
 	struct kvt_cqe want;
@@ -190,6 +193,7 @@ struct kvt_oracle {
 	uint32_t free_lease, n_free_leases;
 	struct model_session *sessions;
 	struct model_namespace *namespaces;
+	uint64_t refused[KVT_REFUSAL_COUNT];
 	uint32_t n_sessions, n_namespaces; /* in use */
 	struct model_pending *pending;
 	uint32_t n_pending, pending_room;

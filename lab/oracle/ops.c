@@ -719,6 +719,49 @@ static int check_session(struct kvt_oracle *o)
 	return 0;
 }
 
+/* Return the namespace of the record's entry or lease; 0: it names none. */
+static uint32_t namespace_of(const struct kvt_oracle *o)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+
+	if (sqe->op >= KVT_OP_COUNT)
+		return 0;
+	if (rules[sqe->op].lease)
+		return sqe->node <= o->config.n_leases ? o->leases[sqe->node].namespace_id : 0;
+	return sqe->namespace_id < o->config.max_namespaces ? sqe->namespace_id : 0;
+}
+
+static void add_tally(struct kvt_oracle *o, struct kvt_tally *tally)
+{
+	const struct model_run *run = &o->run;
+	const struct kvt_sqe *sqe = &run->record->sqe;
+
+	tally->inserted_pages += run->sealed;
+	if (sqe->op != KVT_OP_BEGIN || run->want.result || !run->want.lease)
+		return;
+	tally->input_positions += sqe->positions + sqe->n_keys;
+	tally->hit_positions += run->want.begin.reusable;
+}
+
+/* Count for the session and the namespace what the operation asked for and got. */
+static void count_tallies(struct kvt_oracle *o)
+{
+	uint32_t op = o->run.record->sqe.op, id = o->run.namespace_id;
+	uint32_t row = kvt_refusal_of(o->run.want.reason);
+	struct kvt_tally *session = &o->sessions[o->run.record->session].tally;
+
+	add_tally(o, session);
+	if (id)
+		add_tally(o, &o->namespaces[id].tally);
+	if (row == KVT_REFUSAL_COUNT)
+		return;
+	o->counters.refusals++;
+	o->refused[row]++;
+	session->refused[row]++;
+	if (id && op != KVT_OP_END)
+		o->namespaces[id].tally.refused[row]++;
+}
+
 int ops_apply(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
@@ -727,6 +770,7 @@ int ops_apply(struct kvt_oracle *o)
 	int result;
 
 	TRY(check_session(o));
+	run->namespace_id = namespace_of(o);
 	run->want.user_data = record->sqe.user_data;
 	run->want.seq = record->seq;
 	if (effect) {
@@ -771,6 +815,7 @@ int ops_apply(struct kvt_oracle *o)
 	}
 	TRY(events_done(o));
 	TRY(compare_cqe(o));
+	count_tallies(o);
 	return compare_list(o);
 }
 

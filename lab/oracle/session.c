@@ -108,6 +108,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 		return oracle_fail(o, "session %u is kept for a privileged peer", session);
 	s = &o->sessions[session];
 	s->state = KVT_SESSION_OPEN;
+	s->tally = (struct kvt_tally){ 0 };
 	o->n_sessions++;
 	s->signs = 0;
 	s->closed = false;
@@ -233,6 +234,8 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 		return oracle_fail(o, "session %u has more than %u namespaces open",
 				   record->session, o->config.max_opened);
 	o->n_namespaces += !ns->used;
+	if (!ns->used)
+		ns->tally = (struct kvt_tally){ 0 };
 	ns->used = true;
 	memcpy(ns->digest, digest, sizeof(digest));
 	if (!s->opened[number]) {

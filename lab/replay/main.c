@@ -363,28 +363,28 @@ static int open_observer(struct replay *replay)
 	return 0;
 }
 
-static int status(struct replay *replay, uint32_t what, struct kvt_counters *ret_counters)
+static int status(struct replay *replay, uint32_t what, struct kvt_admin_status *ret_status)
 {
 	struct kvt_message_admin request = { .what = what };
-	struct kvt_admin_status now;
-	int rc = kvt_admin(replay->observer, &request, NULL, 0, &now, sizeof(now));
+	int rc = kvt_admin(replay->observer, &request, NULL, 0, ret_status, sizeof(*ret_status));
 
 	if (rc < 1) {
 		fprintf(stderr, "kvtlab replay: status: %s\n",
 			kvt_client_error(replay->observer)->text);
 		return rc < 0 ? rc : -EPROTO;
 	}
-	*ret_counters = now.counters;
 	return 0;
 }
 
 static int sample(struct replay *replay)
 {
 	struct kvt_counters *peak = &replay->report.peak, now;
-	int rc = status(replay, KVT_ADMIN_STATUS, &now);
+	struct kvt_admin_status said;
+	int rc = status(replay, KVT_ADMIN_STATUS, &said);
 
 	if (rc)
 		return rc;
+	now = said.counters;
 	kvt_replay_raise(&peak->free_pages, now.free_pages);
 	kvt_replay_raise(&peak->private_pages, now.private_pages);
 	kvt_replay_raise(&peak->cached_pages, now.cached_pages);
@@ -394,12 +394,27 @@ static int sample(struct replay *replay)
 	return 0;
 }
 
+/* Note what the daemon has counted: before the first request, or since then. */
+static int count(struct replay *replay, uint32_t what, bool begin)
+{
+	struct kvt_replay_report *report = &replay->report;
+	struct kvt_admin_status said;
+	int rc = status(replay, what, &said);
+
+	if (rc)
+		return rc;
+	*(begin ? &report->before : &report->after) = said.counters;
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
+		report->refused[row] = said.refused[row] - (begin ? 0 : report->refused[row]);
+	return 0;
+}
+
 /* Compare the counters once reclaim is done, then audit every invariant. */
 static int audit(struct replay *replay)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
 	char lines[4096] = "", *end;
-	int rc = status(replay, KVT_ADMIN_SETTLED, &replay->report.after);
+	int rc = count(replay, KVT_ADMIN_SETTLED, false);
 
 	if (rc)
 		return rc;
@@ -580,7 +595,7 @@ static int run(struct replay *replay)
 		rc = open_observer(replay);
 	if (rc)
 		return KVT_EXIT_CONNECT;
-	rc = status(replay, KVT_ADMIN_STATUS, &replay->report.before);
+	rc = count(replay, KVT_ADMIN_STATUS, true);
 	if (!rc)
 		rc = start_crew(replay);
 	if (replay->crew.shared) {

@@ -186,6 +186,7 @@ struct kvt_replay_report {
 	double seconds;
 	uint32_t page_size, n_pages, n_sides;
 	struct kvt_counters before, after, peak;
+	uint64_t refused[KVT_REFUSAL_COUNT]; /* attempts, BEGINs and others */
 	struct kvt_store_status store;
 	uint32_t workers_lost, workers_failed;
 	uint64_t problems; /* found by the final audit */
@@ -197,7 +198,7 @@ struct kvt_replay_report {
 void kvt_replay_print(const struct kvt_replay_report *report);
 /** Write the file of --served. 0 or negative errno. */
 int kvt_replay_write_served(const struct kvt_replay_report *report);
-/** True if nothing was wrong; decides the exit code. */
+/** True if nothing was wrong and a request was served; decides the exit code. */
 bool kvt_replay_good(const struct kvt_replay_report *report);
 
 /** Run kvtlab replay. Returns an enum kvt_exit. */

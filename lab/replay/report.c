@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lab/replay/replay.h"
+#include "tools/records.h"
 #include "tools/store.h"
 #include "tools/util.h"
 
@@ -95,7 +96,8 @@ bool kvt_replay_good(const struct kvt_replay_report *report)
 
 	add_up(report, &totals);
 	return !report->problems && !totals.pattern_errors && !report->workers_failed &&
-	       totals.served == report->trace->n_requests;
+	       totals.served == report->trace->n_requests &&
+	       (totals.refused < totals.served || totals.served == 0);
 }
 
 /* ---- JSON ---- */
@@ -194,6 +196,7 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "evictions",
 		     report->after.evicted_pages - report->before.evicted_pages);
 	kvt_json_u64(&json, "refused", totals->refused);
+	kvt_json_refused(&json, "refused_attempts", report->refused);
 	kvt_json_u64(&json, "fallbacks", totals->fallbacks);
 	kvt_json_u64(&json, "cut_short", totals->cut_short);
 	kvt_json_u64(&json, "pattern_errors", totals->pattern_errors);
@@ -282,6 +285,18 @@ static void print_waits(const struct kvt_replay_report *report, const struct tot
 	       after->deadline_misses - before->deadline_misses);
 }
 
+/* The verdict: a hit rate of the rest alone would hide them. */
+static void print_refused(const struct kvt_replay_report *report, const struct totals *totals)
+{
+	char attempts[256];
+
+	printf("REFUSED         %u of %u requests (%.1f %%): they count as input without a hit. "
+	       "Attempts %s. Fewer at a time (--workers, --concurrency) or a larger pool "
+	       "serves them\n", totals->refused, totals->served,
+	       kvt_percent(totals->refused, totals->served),
+	       kvt_refused_text(report->refused, attempts, sizeof(attempts)));
+}
+
 static void print_text(const struct kvt_replay_report *report, const struct totals *totals)
 {
 	const struct kvt_counters *peak = &report->peak;
@@ -325,6 +340,8 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 		       report->first_problem);
 	else
 		printf("audit           clean\n");
+	if (totals->refused)
+		print_refused(report, totals);
 }
 
 void kvt_replay_print(const struct kvt_replay_report *report)

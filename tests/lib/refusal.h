@@ -28,9 +28,12 @@ static inline void refusal_blank(const struct kvt_core_config *config, void *are
 	header->mutation = 0;
 	header->counters.operations = 0;
 	header->counters.violations = 0;
+	header->counters.refusals = 0;
 	book->seq = 0;
 	memset((char *)ledger + book->sections[KVT_LSECTION_UNDO].offset, 0,
 	       book->sections[KVT_LSECTION_UNDO].bytes);
+	memset((char *)ledger + book->sections[KVT_LSECTION_TALLIES].offset, 0,
+	       book->sections[KVT_LSECTION_TALLIES].bytes);
 	for (uint32_t i = 0; i <= config->max_sessions; i++) {
 		sessions[i].operations = 0;
 		sessions[i].sq_taken = sessions[i].cq_done = 0;

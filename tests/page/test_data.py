@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 
+import kvtrunk
+import pytest
 from stores import Store
 
 from kvtrunk import testing
@@ -53,6 +55,28 @@ def test_the_status_is_the_daemons(daemon, serve):
         assert [session["leases"] for session in told["sessions"]] == [0]
         assert {"begin", "commit", "end"} <= {one["op"] for one in told["latencies"]}
         assert all(0 < one["p50_ns"] <= one["p99_ns"] for one in told["latencies"])
+
+
+def test_what_is_refused_is_told_and_nothing_has_no_rate(daemon, serve):
+    metricsd = serve(daemon)
+    told = metricsd.facts()
+    assert told["hit_rate"] is None and told["refused"] == {}
+    with daemon.connect(label="one") as one:
+        cache(one, list(range(100)), salt="a")
+        for pages in 2000, 3000:
+            with pytest.raises(kvtrunk.NoSpace):
+                one.alloc(pages)
+        with pytest.raises(kvtrunk.NoSpace):
+            one.namespace(salt="b").begin(list(range(100000)))
+        cache(one, list(range(100)), salt="a")
+        told = metricsd.until(metricsd.facts, lambda told: told["hit_rate"] == 0.48)
+        assert told["refused"] == {"too_large": 3}
+        session, = told["sessions"]
+        assert (session["input_positions"], session["hit_positions"]) == (200, 96)
+        assert session["inserted_pages"] == 6 and session["refused"] == {"too_large": 3}
+        spaces = {space["namespace"]: (space["hit_rate"], space["refused"])
+                  for space in told["namespaces"]}
+        assert sorted(spaces.values(), key=str) == [(0.48, {}), (None, {"too_large": 1})]
 
 
 def test_the_stores_counts_are_what_it_says(daemon, serve):

@@ -148,6 +148,41 @@ static bool compare_namespace(struct sim *sim, const struct kvt_arena_view *view
 	return true;
 }
 
+static bool tallies_differ(struct sim *sim, const char *what, uint32_t id,
+			   const struct kvt_tally *model, const struct kvt_tally *core)
+{
+	const uint64_t *want = (const void *)model, *got = (const void *)core;
+
+	for (uint32_t i = 0; i < sizeof(*model) / sizeof(*want); i++) {
+		if (want[i] == got[i])
+			continue;
+		sim_fail(sim, "word %u of the tally of %s %u: %llu in the core, %llu in the model",
+			 i, what, id, (unsigned long long)got[i], (unsigned long long)want[i]);
+		return true;
+	}
+	return false;
+}
+
+static bool compare_tallies(struct sim *sim)
+{
+	const struct kvt_oracle *o = sim->oracle;
+	struct kvt_tally all = { 0 };
+	struct kvt_admin_namespace space;
+
+	memcpy(all.refused, o->refused, sizeof(all.refused));
+	if (tallies_differ(sim, "instance", 0, &all, kvt_core_tally(sim->core, 0)))
+		return false;
+	for (uint32_t id = 1; id <= o->config.max_sessions; id++)
+		if (tallies_differ(sim, "session", id, &o->sessions[id].tally,
+				   kvt_core_tally(sim->core, id)))
+			return false;
+	for (uint32_t id = 1; id < o->config.max_namespaces; id++)
+		if (kvt_core_describe_namespace(sim->core, id, &space) &&
+		    tallies_differ(sim, "namespace", id, &o->namespaces[id].tally, &space.tally))
+			return false;
+	return true;
+}
+
 /* The clocks differ, the order must not. */
 static bool compare_recency(struct sim *sim, const struct kvt_arena_view *view)
 {
@@ -220,7 +255,7 @@ bool sim_compare(struct sim *sim)
 	for (uint32_t id = 1; id < sim->config.max_namespaces; id++)
 		if (!compare_namespace(sim, &view, id))
 			return false;
-	if (!compare_recency(sim, &view))
+	if (!compare_tallies(sim) || !compare_recency(sim, &view))
 		return false;
 	for (int i = 0; i < 4; i++)
 		if (!compare_probe(sim, &view))

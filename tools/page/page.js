@@ -41,6 +41,9 @@ function bytes(n) {
 
 const plural = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 const percent = (part, all) => all ? 100 * part / all : 0;
+const rate = (part, all) => all ? `${(100 * part / all).toFixed(1)} %` : "–"; // nothing has none
+const sum = (list) => list.reduce((all, one) => all + one, 0);
+const refusedOf = (one) => sum(Object.values(one.refused));
 
 // An element with children: texts, elements.
 function make(name, properties, ...children) {
@@ -64,7 +67,7 @@ function rows(id, list, cells) {
 
 	body.replaceChildren(...list.map((item) => make("tr", {}, ...cells(item))));
 	if (!list.length)
-		body.append(make("tr", {}, make("td", { className: "none", colSpan: 9 }, "none")));
+		body.append(make("tr", {}, make("td", { className: "none", colSpan: 11 }, "none")));
 }
 
 const cell = (text, className = "") => make("td", { className }, text);
@@ -247,6 +250,28 @@ function drawHead() {
 	document.title = `kvtrunk ${facts.instance_name}`;
 }
 
+// The hit rate first, then what the operator must know of it.
+function drawFigures() {
+	const hour = facts.history, count = facts.counters;
+	const asked = sum(hour.input_positions), refused = sum(hour.refusals);
+	const full = count.live_nodes / facts.max_nodes;
+
+	$("figures").replaceChildren(make("b", {}, rate(sum(hour.hit_positions), asked)),
+		asked ? "of the tokens asked for were hits in the last hour; "
+			: "nothing was asked for in the last hour; ",
+		`${rate(count.hit_positions, count.input_positions)} since the cache began. ` +
+		`Refused attempts: ${number(refused)} in the last hour, ` +
+		`${number(count.refusals)} since the cache began.`);
+	$("refused").hidden = !refused;
+	$("refused").textContent = `▲ ${plural(refused, "attempt")} refused in the last hour, ` +
+		"which no hit rate counts. Reasons since the cache began: " +
+		Object.entries(facts.refused).map(([why, n]) => `${number(n)} ${why}`).join(", ");
+	$("nodes-full").hidden = full < 0.95;
+	$("nodes-full").textContent = `▲ ${number(count.live_nodes)} of ` +
+		`${number(facts.max_nodes)} tree nodes are in use: leaves are evicted for nodes, ` +
+		"and pages stay unused. Raise max_nodes.";
+}
+
 function drawPool() {
 	const count = facts.counters, states = [
 		["protected", "cached, locked", count.protected_pages],
@@ -271,14 +296,16 @@ function drawPool() {
 		`${text} ${number(pages)} (${percent(pages, facts.usable_pages).toFixed(1)} %)`)));
 	rows("namespaces", spaces, (one) => [cell(namespaceName(one.namespace)), amount(one.cached),
 		amount(one.protected), amount(one.nodes),
+		cell(rate(one.hit_positions, one.input_positions), "number"),
+		amount(refusedOf(one)),
 		make("td", {}, meter([["protected", one.protected], ["evictable", one.evictable]],
 			facts.usable_pages))]);
 	if (rest.length)
 		$("namespaces").tBodies[0].append(make("tr", {}, make("td", { className: "none",
-			colSpan: 5 }, `and ${number(rest.length)} more`)));
+			colSpan: 7 }, `and ${number(rest.length)} more`)));
 }
 
-// A line for each list of values; gaps where the daemon did not answer.
+// A line for each list of values; gaps where the daemon did not answer or a value is null.
 function drawChart(id, lines, unit, least) {
 	const svg = $(id), width = svg.clientWidth || 400, height = svg.clientHeight || 99;
 	const { ago_s: ago, seconds } = facts.history;
@@ -295,7 +322,11 @@ function drawChart(id, lines, unit, least) {
 		return element;
 	};
 	const path = (values) => values.map((value, i) => {
-		const joined = i && Math.abs(ago[i - 1] - ago[i] - seconds[i]) < 1;
+		const joined = i && values[i - 1] !== null &&
+			Math.abs(ago[i - 1] - ago[i] - seconds[i]) < 1;
+
+		if (value === null)
+			return "";
 
 		return `${joined ? "" : `M${x(ago[i] + seconds[i])} ${y(value)}`}` +
 			`L${x(ago[i])} ${y(value)}`;
@@ -303,7 +334,8 @@ function drawChart(id, lines, unit, least) {
 
 	svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
 	svg.setAttribute("aria-label", ago.length ? `now ${lines.map(([name, values]) =>
-		`${name} ${values.at(-1).toFixed(1)}${unit}`).join(", ")}` : "no figures yet");
+		`${name} ${values.at(-1)?.toFixed(1) ?? "–"}${unit}`).join(", ")}`
+		: "no figures yet");
 	svg.replaceChildren(
 		...[0, most / 2, most].flatMap((value) => [
 			node("line", { x1: 46, x2: width - 6, y1: y(value), y2: y(value) }),
@@ -313,23 +345,32 @@ function drawChart(id, lines, unit, least) {
 			x: x(minutes * 15 * part), y: height - 3,
 			"text-anchor": part === 4 ? "start" : part ? "middle" : "end",
 		}, part ? `-${minutes * part / 4} min` : "now")),
+		...facts.history.restarts.filter((one) => one.ago_s < 60 * minutes).map((one) => {
+			const at = x(one.ago_s), how = one.cold ? "with an empty cache"
+				: "the cache was kept";
+			const line = node("line", { class: "restart", x1: at, x2: at, y1: y(0),
+				y2: y(most) });
+
+			line.append(node("title", {}, `restart ${age(one.ago_s)} ago, ${how}`));
+			return line;
+		}),
 		...lines.map(([name, values]) => node("path", { class: name, d: path(values) })));
 }
 
 function drawHour() {
 	const hour = facts.history, share = (part) => part.map((n, i) =>
-		percent(n, hour.input_positions[i]));
+		hour.input_positions[i] ? percent(n, hour.input_positions[i]) : null);
 
 	drawChart("hits", [["hits", share(hour.hit_positions)],
 		["shared", share(hour.shared_hit_positions)]], " %", 100);
 	drawChart("evictions", [["evicted", hour.evicted_pages.map((n, i) => n / hour.seconds[i])]],
 		"", 1);
+	drawChart("refusals", [["refused", hour.refusals.map((n, i) => n / hour.seconds[i])]],
+		"", 1);
 }
 
 function drawStore() {
 	const store = facts.store;
-	const share = (part, all) => `${percent(part, all).toFixed(1)} %`;
-
 	$("store").hidden = !store;
 	if (!store)
 		return;
@@ -347,7 +388,7 @@ function drawStore() {
 	].filter(([, , room]) => room), ([name, pages, room]) => [cell(name), amount(pages),
 		amount(room), make("td", {}, meter([["protected", pages]], room))]);
 	rows("store-counts", [
-		["fetches", store.fetches, `${share(store.hits, store.fetches)} got pages`],
+		["fetches", store.fetches, `${rate(store.hits, store.fetches)} got pages`],
 		["pages loaded", store.loaded_pages, store.loaded_pages
 			? `the last ${age(store.unloaded_ns / 1e9)} ago` : ""],
 		["pages computed by clients", store.computed_pages,
@@ -372,7 +413,7 @@ function drawSessions() {
 		other.sealer === one.sealer && other.rank === one.rank;
 	const list = facts.sessions.map((one, i) =>
 		({ one, i, past: before?.sessions.find(same(one)) }));
-	const rate = (one, past) => past && facts.now_s > before.now_s
+	const pace = (one, past) => past && facts.now_s > before.now_s
 		? Math.round((one.operations - past.operations) / (facts.now_s - before.now_s)) : 0;
 
 	list.sort((a, b) => a.one.session - b.one.session || a.one.rank - b.one.rank);
@@ -382,9 +423,11 @@ function drawSessions() {
 		return [cell(one.rank ? `${one.session}, rank ${one.rank}` : one.session),
 			cell(why ? `▲ ${one.state}: ${why}` : one.state, why ? "alarm" : ""),
 			cell(one.pid ? `${name} pid ${one.pid}` : name),
-			...(one.rank ? ["", "", "", "", ""].map((text) => cell(text))
-				: [one.leases, one.private, one.quarantined, one.deferred,
-					rate(one, past)].map(amount)),
+			...(one.rank ? ["", "", "", "", "", "", ""].map((text) => cell(text))
+				: [...[one.leases, one.private, one.quarantined,
+					one.deferred].map(amount),
+				cell(rate(one.hit_positions, one.input_positions), "number"),
+				amount(refusedOf(one)), amount(pace(one, past))]),
 			cell(age(one.age_s), "number")];
 	});
 }
@@ -446,6 +489,7 @@ async function look() {
 	tell(true, data.draining ? "the daemon stops" : data.disabled ? "caching is disabled"
 		: "the daemon answers");
 	drawHead();
+	drawFigures();
 	drawPool();
 	drawHour();
 	drawStore();

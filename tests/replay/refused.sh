@@ -1,0 +1,22 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Refused requests stand in the verdict, with the daemon's reasons; if all are refused, the replay
+# ends with 1.
+. "$(dirname "$0")/lib.sh"
+
+printf '{"keys":[%s],"output":1}\n' '[1,20]' '[1,200]' '[1,24]' '[1,300]' >"$work/trace"
+run=("$kvtlab" replay --format jsonl --page-size 8 --pages 10 --lockstep)
+"${run[@]}" "$work/trace" --json >"$work/json" || die "it ended with $?"
+is requests 4
+is refused 2
+grep -q '"refused_attempts":{"too_large":2}' "$work/json" || die "other reasons"
+"${run[@]}" "$work/trace" >"$work/text" || die "as text: $?"
+tail -n 1 "$work/text" | grep -q '^REFUSED  *2 of 4 requests (50.0 %).* 2: 2 too_large' ||
+	die "no verdict: $(tail -n 1 "$work/text")"
+
+sed -n '2p;4p' "$work/trace" >"$work/all"
+"${run[@]}" "$work/all" --json >"$work/json"
+code=$?
+[ $code = 1 ] || die "all were refused, and it ended with $code"
+is refused 2
+echo ok
