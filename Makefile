@@ -7,6 +7,7 @@
 #                 cores; last line: N passed, N failed, N skipped
 # make check-long the tests that take longer; make check-all both
 # make check-engines whole inference engines on one daemon, on the CPU (docs/testing.md)
+# make check-newest what breaks with the newest releases of engines in the package index
 # make check-ci   all of these, engines in what is left of 46 minutes
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
@@ -165,6 +166,9 @@ check-all: check_rounds := short long
 check-ci: check_rounds := short long engines again
 check-engines: check_rounds := engines
 
+check-newest:
+	@+O=$(O) MAKE='$(MAKE)' tests/engines/check-newest
+
 gpu-check:
 	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
 
@@ -184,6 +188,6 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check check-long check-all check-engines check-ci \
-	gpu-check gpu-programs missing tidy help clean FORCE
+.PHONY: all portable say-missing setup demo check check-long check-all check-engines check-newest \
+	check-ci gpu-check gpu-programs missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

@@ -24,6 +24,10 @@ class Report:
         """Something that is as it should be."""
         print(f"ok    {text}")
 
+    def note(self, text: str) -> None:
+        """Something that is neither right nor wrong."""
+        print(f"      {text}")
+
     def bad(self, text: str, cure: str) -> None:
         """Something that is not, and what to do."""
         self.wrong += 1

@@ -21,9 +21,12 @@ import kvtrunk
 from . import compat
 from ._drafts import METHODS
 from ._refuse import DRAFTS
+from ._releases import OURS
+from ._replaced import REPLACED
 from .. import _doctor, _flags, _prove
 from .._texts import Size
 from .._weights import model_folder
+from ..engine import _replaced
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
@@ -245,9 +248,12 @@ def _doctor_vllm(report: _doctor.Report) -> None:
         return
     if missing:
         report.bad(f"vLLM {compat.full_version()}: {'; '.join(missing)}",
-                   "install vllm 0.32, or a newer kvtrunk")
+                   f"install vllm {OURS.newest}, or a newer kvtrunk")
     else:
-        report.good(f"vLLM {compat.full_version()} has every name that kvtrunk uses")
+        report.good(f"vLLM {compat.full_version()} has every name and call that kvtrunk uses. Run "
+                    f"here before: {OURS.run}, {OURS.by}, and of {OURS.newest} {OURS.parts}")
+    for line in _replaced.lines(REPLACED):
+        report.note(f"replaces {line}")
     points = importlib.metadata.entry_points(group="vllm.general_plugins")
     if any(point.name == "kvtrunk" for point in points):
         report.good("vLLM finds the plug-in")

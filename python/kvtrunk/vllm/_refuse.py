@@ -148,6 +148,9 @@ OPTIONS: tuple[Rule, ...] = (
      "to auto, bfloat16, float16 or fp8_e4m3"),
     (lambda c: c.cache_config.kv_sharing_fast_prefill,
      "layers that share KV are not supported: remove --kv-sharing-fast-prefill"),
+    (lambda c: c.aux_output_config.enabled,
+     "the experts that other engines routed tokens to are not known: remove "
+     "--enable-return-routed-experts"),
     (lambda c: c.model_config.enable_sleep_mode,
      "sleep mode is not supported: remove --enable-sleep-mode"),
     (lambda c: c.model_config.is_multimodal_model

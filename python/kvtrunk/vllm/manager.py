@@ -55,6 +55,15 @@ class Check:
     """The step that completes its own page; 0: not scheduled yet."""
 
 
+def _not_done(**asked: Any) -> RuntimeError:
+    """vLLM asks for what kvtrunk would leave out. Only a KV connector that loads, an encoder, or an
+    option that is refused at the start has such values."""
+    values = ", ".join(f"{name}={value}" for name, value in asked.items() if value not in (0, ()))
+    return RuntimeError(f"kvtrunk: vLLM gives its cache manager {values}, and kvtrunk cannot obey: "
+                        "start the engine with what `python -m kvtrunk.vllm flags` prints, or "
+                        "install a newer kvtrunk")
+
+
 class State:
     """A request's hold on the pool."""
 
@@ -265,7 +274,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
             state = self.states[request.request_id] = State(request, self.engine.session)
         return state
 
-    def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
+    def get_computed_blocks(self, request: Any, max_cache_hit_length: Optional[int] = None
+                            ) -> tuple[KVCacheBlocks, int, int]:
+        if max_cache_hit_length is not None:
+            raise _not_done(max_cache_hit_length=str(max_cache_hit_length))
         state = self._state(request)
         if not self._ready(state):
             return self.empty_kv_cache_blocks, 0, 0
@@ -289,9 +301,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def allocate_slots(self, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0,
                        new_computed_blocks: Optional[KVCacheBlocks] = None,
                        num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0,
-                       *args: Any, **kwargs: Any) -> Optional[KVCacheBlocks]:
-        if num_external_computed_tokens:
-            raise RuntimeError("kvtrunk loads no KV from elsewhere: another connector is at work")
+                       delay_cache_blocks: bool = False, num_encoder_tokens: int = 0,
+                       full_sequence_must_fit: bool = False, reserved_blocks: int = 0,
+                       has_scheduled_reqs: bool = True, skip_zeroing_group_ids: tuple[int, ...] = ()
+                       ) -> Optional[KVCacheBlocks]:
+        if (num_external_computed_tokens or delay_cache_blocks or num_encoder_tokens or
+                reserved_blocks or skip_zeroing_group_ids):
+            raise _not_done(num_external_computed_tokens=num_external_computed_tokens,
+                            delay_cache_blocks=delay_cache_blocks, reserved_blocks=reserved_blocks,
+                            num_encoder_tokens=num_encoder_tokens,
+                            skip_zeroing_group_ids=skip_zeroing_group_ids)
         total = (request.num_computed_tokens + num_new_computed_tokens + num_new_tokens +
                  num_lookahead_tokens)
         state = self.states.get(request.request_id)
@@ -300,6 +319,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         # One that is not begun is not begun here: vLLM was told that it reuses nothing.
         if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
+        if state.told == 0 and has_scheduled_reqs and not self._above_watermark(state):
+            return None
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
             return None
@@ -307,12 +328,27 @@ class KvtrunkKVCacheManager(KVCacheManager):
             computed = request.num_computed_tokens + num_new_computed_tokens
             return self._allocate_sides(state, computed, min(total, self.max_model_len),
                                         new_computed_blocks or self.empty_kv_cache_blocks,
-                                        bool(kwargs.get("full_sequence_must_fit")))
+                                        full_sequence_must_fit)
         if need <= state.told:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
         told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
+
+    def _above_watermark(self, state: State) -> bool:
+        """Whether the pool keeps --watermark for running requests beside what this one has. False:
+        it begins later, because what it holds they cannot have."""
+        if not self.watermark_blocks:
+            return True
+        try:
+            found = self.engine.ring.client.counters()
+            left = found.free_pages + found.evictable_pages + self.engine.ring.stocked
+            if left >= self.watermark_blocks:
+                return True
+            self._begin_later(state)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+        return False
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
                         whole: bool) -> Optional[KVCacheBlocks]:

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that find no space when vLLM's scheduler looks at them."""
+import pytest
 from conftest import PAGE, geometry
 from engine import all_pages_are_back, counters, prompt, until
 from measure_step import Scheduler
 
 from kvtrunk import testing
+
+
+@pytest.fixture
+def engine(folder, monkeypatch):
+    with testing.daemon(**geometry()) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        made = Scheduler(folder, True, pages=256)
+        yield made
+        made.theirs.shutdown()
 
 
 def test_space_that_comes_while_a_request_is_admitted_waits_for_the_next_step(folder, monkeypatch):
@@ -54,3 +64,44 @@ def test_pages_of_a_request_that_is_not_scheduled_leave_behind_the_steps_in_flig
         manager.processed()
         until(lambda: counters(daemon).private_pages == 0)
         engine.theirs.shutdown()
+
+
+@pytest.mark.parametrize("asked", [
+    {"reserved_blocks": 1}, {"skip_zeroing_group_ids": (0,)}, {"delay_cache_blocks": True},
+    {"num_encoder_tokens": 1}, {"num_external_computed_tokens": PAGE}], ids=lambda asked: [*asked][0])
+def test_what_the_scheduler_asks_beyond_us_is_refused_and_not_dropped(engine, asked):
+    manager = engine.theirs.kv_cache_manager
+    request = engine.request(f"{asked}", prompt(1, PAGE))
+    manager.get_computed_blocks(request)
+    with pytest.raises(RuntimeError, match=f"gives its cache manager {[*asked][0]}=.*cannot obey"):
+        manager.allocate_slots(request, PAGE, **asked)
+    manager.free(request)
+
+
+@pytest.mark.parametrize("most", [0, PAGE])
+def test_a_limit_of_what_may_be_reused_is_refused(engine, most):
+    """Beyond it a request would write to pages that others read."""
+    manager = engine.theirs.kv_cache_manager
+    with pytest.raises(RuntimeError, match=f"max_cache_hit_length={most}"):
+        manager.get_computed_blocks(engine.request("limited", prompt(1, PAGE)), most)
+
+
+def test_sleep_mode_is_not_supported(engine):
+    assert not engine.theirs.connector.supports_sleep_mode(None)
+
+
+def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkeypatch):
+    """As vLLM's own manager does: it admits none beside one that runs."""
+    running = {}
+    for shared in False, True:
+        with testing.daemon(**geometry(n_pages=13, max_private_pages=13)) as daemon:
+            monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+            engine = Scheduler(folder, shared, pages=13, max_model_len=8 * PAGE, watermark=0.5)
+            for i in range(6):
+                engine.theirs.add_request(engine.request(f"{i}", prompt(i, PAGE + 8), 4))
+            for _ in range(3):
+                engine.finish(engine.theirs.schedule())
+            running[shared] = len(engine.theirs.running)
+            engine.run([])
+            engine.theirs.shutdown()
+    assert running[True] == running[False] == 3

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot work is refused at the start, in a sentence that names the flag to change."""
+import ast
 import copy
 import dataclasses
 import importlib.metadata
@@ -19,6 +20,7 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentio
                                         SlidingWindowSpec)
 
 from kvtrunk import testing
+from kvtrunk.engine import _calls
 from kvtrunk.vllm import compat
 from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refuse as rules
@@ -77,6 +79,7 @@ REFUSED = [
     ("cache_config.cache_dtype", "int8_per_token_head", "--kv-cache-dtype"),
     ("cache_config.cache_dtype", "fp8_e5m2", "--kv-cache-dtype"),
     ("cache_config.kv_sharing_fast_prefill", True, "--kv-sharing-fast-prefill"),
+    ("aux_output_config.enable_return_routed_experts", True, "--enable-return-routed-experts"),
     ("model_config.runner_type", "pooling", "--runner"),
     ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
 ]
@@ -353,16 +356,41 @@ def test_the_installed_vllm_has_all_names():
     ("config/device.py", "device_type: str", "kind: str", "device_type"),
     ("v1/attention/backend.py", "def is_mla(", "def is_latent(", "is_mla"),
     ("v1/worker/gpu/model_runner.py", "self.block_tables = BlockTables(",
-     "self.tables = BlockTables(", "block_tables")])
+     "self.tables = BlockTables(", "block_tables"),
+    # Calls of what we override, and methods that we do not know.
+    ("v1/core/sched/scheduler.py", "has_scheduled_reqs=bool(self.running)",
+     "has_running=bool(self.running)", "allocate_slots"),
+    ("v1/core/sched/scheduler.py", "self.kv_cache_manager.free(request)",
+     "self.kv_cache_manager.free(request, True)", "free()"),
+    ("v1/core/single_type_kv_cache_manager.py", "block_pool.touch(new_computed_blocks)",
+     "block_pool.touch(new_computed_blocks, 1)", "touch()"),
+    ("v1/worker/kv_connector_model_runner_mixin.py", "kv_connector.wait_for_save()",
+     "kv_connector.wait_for_save(True)", "wait_for_save()"),
+    ("v1/core/kv_cache_manager.py", "def take_events(", "def take_all_events(", "take_"),
+    ("v1/core/block_pool.py", "def get_usage(", "def get_use(", "get_use()"),
+    ("distributed/kv_transfer/kv_connector/v1/base.py", "def has_pending_push_work(",
+     "def has_work(", "has_work()")])
 def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
-    names = {file, *compat.METHODS, *compat.FIELDS, *(name for name, _ in compat.CALLS)}
-    for name in names:
-        text = (compat.installed() / name).read_text()
+    sources = compat.Sources(compat.installed())
+    assert compat.problems_of(sources) == []
+    for name, text in sources.texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         assert name != file or old in text
         (tmp_path / name).write_text(text.replace(old, new) if name == file else text)
-    found = compat.problems(tmp_path)
-    assert found and all(says in line for line in found), found
+    found, renamed = compat.problems(tmp_path), new.removeprefix("def ").rstrip("(")
+    assert any(says in line for line in found), found
+    assert all(says in line or f"{renamed}()" in line for line in found), found
+
+
+@pytest.mark.parametrize("ours", compat.REPLACED, ids=lambda ours: ours[1])
+def test_no_override_takes_what_it_does_not_know(ours):
+    """An argument of a new release would be dropped in silence."""
+    found = compat.overrides(*ours)
+    base = ast.parse((compat.installed() / compat.REPLACED[ours][0]).read_text())
+    theirs = _calls.methods(base, compat.REPLACED[ours][1])
+    assert len(found.keys() & theirs.keys()) > 5
+    for name in found.keys() & theirs.keys():
+        assert found[name].args.vararg is None and found[name].args.kwarg is None, name
 
 
 # ---- whole engines

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapters of all engines have in common. Imports no engine, and not torch.
+
+    _calls      calls in an engine's sources, bound to our signatures
+    _releases   which releases were run, and which is the newest known one
+    _replaced   the table of what an adapter replaces at run time
+"""

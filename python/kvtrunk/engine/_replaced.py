@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter replaces in a running engine: each adapter has one table of it, `REPLACED` of its
+module _replaced, which `doctor` and the adapter's document print."""
+from __future__ import annotations
+
+from typing import Iterable, NamedTuple
+
+
+class Replaced(NamedTuple):
+    """One function, class, method, registry entry or setting of the engine."""
+
+    what: str
+    """Its dotted name."""
+    why: str
+    proof: str
+    """What shows that it took: what ends the engine's start if it did not."""
+
+
+def table(rows: Iterable[Replaced]) -> list[str]:
+    """As lines of Markdown."""
+    return ["| replaced | why | what shows that it took |", "| --- | --- | --- |",
+            *(f"| `{row.what}` | {row.why} | {row.proof} |" for row in rows)]
+
+
+def lines(rows: Iterable[Replaced]) -> list[str]:
+    """As lines of text, for doctor."""
+    return [f"{row.what}: {row.why}" for row in rows]
