@@ -189,10 +189,10 @@ static int read_file(struct bench *bench)
 		for (; ahead < bench->n && ahead < at + KVT_FILE_DEPTH_MOST; ahead++) {
 			struct kvt_chain next = name_of(bench->first + ahead);
 
-			if (kvt_tier_bring(&bench->tier, &next) == -EAGAIN)
+			if (kvt_tier_bring(&bench->tier, &next, &page) == -EAGAIN)
 				break;
 		}
-		entry = kvt_tier_bring(&bench->tier, &page);
+		entry = kvt_tier_bring(&bench->tier, &page, &page);
 		if (entry > 0)
 			at++;
 		else

@@ -150,7 +150,7 @@ bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused)
 	uint32_t slot = kvt_index_find(&file->slots, &page);
 
 	if (slot)
-		kvt_index_touch(&file->slots, slot, 0);
+		kvt_index_touch(&file->slots, slot);
 	return !slot && !file->off && (unused || e->used);
 }
 
@@ -206,10 +206,8 @@ static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
 		kvt_index_drop(&file->slots, op->slot);
 		file->dropped++;
 	} else {
-		/* At the end the youngest are written first. */
-		kvt_index_publish(&file->slots, op->slot, &op->page,
-				  op->spare ? 0 : file->last_written);
-		file->last_written = op->slot;
+		/* The page in front leaves the memory later: it is younger here, too. */
+		kvt_index_publish(&file->slots, op->slot, &op->page, 0);
 		file->written++;
 	}
 	kvt_file_op_free(file, op);
@@ -271,13 +269,9 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int re
 
 	if (result < 0)
 		kvt_file_turn_off(file, "read", result);
-	if (good) {
-		/* A path is read from its front, and leaves from its end. */
-		kvt_index_touch(&file->slots, op->slot, file->last_read);
-		file->last_read = op->slot;
-	} else if (found) {
+	/* A good one is touched again when the page leaves the memory, after those behind it. */
+	if (!good && found)
 		kvt_index_drop(&file->slots, op->slot);
-	}
 	file->read += good;
 	file->bad += !good;
 	return good;

@@ -492,18 +492,28 @@ static bool is_busy(const struct kvt_file *file)
 	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0;
 }
 
-/* Write what the memory holds, the youngest first: each is placed behind the one before. */
-static void write_memory(struct kvt_file *file, const volatile int *stop)
+/* Take all pages out of the memory, the oldest first. Returns their number. */
+static uint32_t take_all(struct kvt_index *ram, uint32_t *order)
 {
-	struct kvt_index *ram = &file->tier->index;
-	uint32_t n = ram->n_found < file->slots.n_entries ? ram->n_found : file->slots.n_entries;
+	uint32_t entry, n = 0;
+
+	while (ram->first_free)
+		kvt_index_take(ram);
+	while ((entry = kvt_index_take(ram)) != 0)
+		order[n++] = entry;
+	return n;
+}
+
+/* Write these pages of the memory, the youngest first: it may end early. */
+static void write_pages(struct kvt_file *file, const uint32_t *order, uint32_t n,
+			const volatile int *stop)
+{
 	struct kvt_progress_line line;
-	uint32_t entry = ram->youngest, next;
 
 	kvt_progress_begin(&line, false);
-	file->last_written = 0;
-	for (uint32_t i = 0; i < n && entry && !(stop && *stop) && !file->off; i++, entry = next) {
-		next = ram->entries[entry].older;
+	for (uint32_t i = 0; i < n && !(stop && *stop) && !file->off; i++) {
+		uint32_t entry = order[n - 1 - i];
+
 		while (kvt_file_wants(file, entry, true) && !kvt_file_write(file, entry, false) &&
 		       is_busy(file) && drain(file))
 			;
@@ -514,6 +524,25 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	while (is_busy(file) && drain(file))
 		;
 	kvt_progress_end(&line);
+}
+
+/* Write what the memory holds, as much as the file has room for. There the order is as here. */
+static void write_memory(struct kvt_file *file, const volatile int *stop)
+{
+	uint32_t n = file->tier->index.n_found, most = file->slots.n_entries;
+	uint32_t *order = calloc(n + 1ull, sizeof(*order)), *from = order;
+
+	if (!order)
+		return; /* the file has what left the memory before */
+	n = take_all(&file->tier->index, order);
+	if (n > most) {
+		from += n - most;
+		n = most;
+	}
+	write_pages(file, from, n, stop);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_file_wants(file, from[i], false); /* touches it */
+	free(order);
 }
 
 /* Write the head of a file in use. False: the file is turned off. */

@@ -42,7 +42,6 @@ struct kvt_file {
 	bool all, off;
 	uint32_t depth; /* of each kind */
 	uint32_t in_flight[KVT_FILE_KINDS];
-	uint32_t last_read, last_written; /* slots */
 	uint32_t spares[KVT_FILE_DEPTH_MOST], n_spares; /* private entries of the memory */
 	struct kvt_file_op *free_op;
 	struct kvt_file_op ops[2 * KVT_FILE_DEPTH_MOST];

@@ -7,8 +7,8 @@
 
 #include "shm/assert.h"
 
-/* 32 bytes, and two places of the table: it is half full at most. */
-_Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 40, "bytes of an entry");
+/* 40 bytes, and two places of the table: it is half full at most. */
+_Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 48, "bytes of an entry");
 
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 {
@@ -116,17 +116,47 @@ static void unlink_entry(struct kvt_index *index, uint32_t entry)
 	e->older = e->younger = 0;
 }
 
-/* Link an entry as the youngest, or as the older neighbour of another that is in the list. */
-static void link_behind(struct kvt_index *index, uint32_t entry, uint32_t behind)
+static void link_youngest(struct kvt_index *index, uint32_t entry)
 {
-	struct kvt_index_entry *e = &index->entries[entry], *b = &index->entries[behind];
-	bool linked = behind && behind != entry && is_found(index, behind) && !b->pins;
-	uint32_t *place = linked ? &b->older : &index->youngest;
+	index->entries[entry].older = index->youngest;
+	index->entries[entry].younger = 0;
+	*(index->youngest ? &index->entries[index->youngest].younger : &index->oldest) = entry;
+	index->youngest = entry;
+}
 
-	e->older = *place;
-	e->younger = linked ? behind : 0;
-	*(e->older ? &index->entries[e->older].younger : &index->oldest) = entry;
-	*place = entry;
+static void link_oldest(struct kvt_index *index, uint32_t entry)
+{
+	index->entries[entry].older = 0;
+	index->entries[entry].younger = index->oldest;
+	*(index->oldest ? &index->entries[index->oldest].older : &index->youngest) = entry;
+	index->oldest = entry;
+}
+
+static void make_free(struct kvt_index *index, uint32_t entry)
+{
+	index->entries[entry].older = index->first_free;
+	index->first_free = entry;
+}
+
+/* Take the pin of an entry that leaves off its front, and hand on its last use. */
+static void leave_front(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry], *front = &index->entries[e->front];
+	bool used_later = (int32_t)(front->use - e->use) > 0;
+
+	if (!e->front)
+		return;
+	KVT_ASSERT(front->pins > 0);
+	front->used |= e->used;
+	if (--front->pins == 0 && !is_found(index, e->front))
+		make_free(index, e->front);
+	else if (front->pins == 0 && used_later)
+		link_youngest(index, e->front);
+	else if (front->pins == 0)
+		link_oldest(index, e->front);
+	if (!used_later)
+		front->use = e->use;
+	e->front = 0;
 }
 
 /* ---- entries */
@@ -145,12 +175,15 @@ uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *p
 	return index->table[search(index, page->digest)];
 }
 
-void kvt_index_touch(struct kvt_index *index, uint32_t entry, uint32_t behind)
+void kvt_index_touch(struct kvt_index *index, uint32_t entry)
 {
-	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins)
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
+
+	e->use = ++index->clock;
+	if (e->pins)
 		return;
 	unlink_entry(index, entry);
-	link_behind(index, entry, behind);
+	link_youngest(index, entry);
 }
 
 /* Make a FOUND entry PRIVATE. */
@@ -161,6 +194,7 @@ static void withdraw(struct kvt_index *index, uint32_t entry)
 	KVT_ASSERT(e->pins == 0);
 	table_remove(index, entry);
 	unlink_entry(index, entry);
+	leave_front(index, entry);
 	e->state = KVT_INDEX_PRIVATE;
 	index->n_found--;
 }
@@ -176,6 +210,7 @@ uint32_t kvt_index_take(struct kvt_index *index)
 			table_remove(index, entry);
 		index->first_free = e->older;
 		e->state = KVT_INDEX_PRIVATE;
+		leave_front(index, entry); /* of an earlier round: it may be free now, too */
 		return entry;
 	}
 	entry = index->oldest;
@@ -185,7 +220,7 @@ uint32_t kvt_index_take(struct kvt_index *index)
 }
 
 void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
-		       uint32_t behind)
+		       uint32_t front)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
 	uint32_t place = search(index, page->digest);
@@ -196,8 +231,20 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	e->state = KVT_INDEX_FOUND;
 	e->round = index->round;
 	e->used = 0;
-	link_behind(index, entry, behind);
+	e->use = ++index->clock;
+	link_youngest(index, entry);
 	index->n_found++;
+	kvt_index_join(index, entry, front);
+}
+
+void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front)
+{
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
+
+	if (e->front || !front)
+		return;
+	kvt_index_pin(index, front);
+	e->front = front;
 }
 
 void kvt_index_drop(struct kvt_index *index, uint32_t entry)
@@ -208,8 +255,7 @@ void kvt_index_drop(struct kvt_index *index, uint32_t entry)
 		withdraw(index, entry);
 	e = entry_in(index, entry, KVT_INDEX_PRIVATE);
 	e->state = KVT_INDEX_FREE;
-	e->older = index->first_free;
-	index->first_free = entry;
+	make_free(index, entry);
 }
 
 void kvt_index_clear(struct kvt_index *index)
@@ -236,10 +282,10 @@ bool kvt_index_unpin(struct kvt_index *index, uint32_t entry)
 
 	KVT_ASSERT(e->pins > 0);
 	if (--e->pins == 0 && found) {
-		link_behind(index, entry, 0);
+		e->use = ++index->clock;
+		link_youngest(index, entry);
 	} else if (e->pins == 0) {
-		e->older = index->first_free;
-		index->first_free = entry;
+		make_free(index, entry);
 	}
 	return found;
 }

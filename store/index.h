@@ -4,7 +4,7 @@
 
 /**
  * @file index.h
- * What a store has: pages by name, and which of them leaves next. 40 bytes an entry.
+ * What a store has: pages by name, and which of them leaves next. 48 bytes an entry.
  *
  * Entry e owns place e of the RAM tier, so an entry is all that a page needs. Its states:
  *
@@ -12,11 +12,12 @@
  *       ^---drop--------+-------------------+
  *
  * Only FOUND entries are found, and only those without pins leave. An entry that is pinned is in no
- * list; the last unpin makes it the youngest.
+ * list.
  *
  * A prefix ends at the first page that is missing, so a page must leave before the one in front of
- * it. Callers keep the order: a page is placed `behind` the one in front, as its older neighbour,
- * and a path is touched from its last page to its first.
+ * it: each pins its front. A use touches one entry, and the pins keep the path in front of it. An
+ * entry that leaves hands its `used` to its front. That leaves next, unless it was used later
+ * itself. So a path is as old as its last use, as if each use had touched all of it.
  */
 
 #include <stdbool.h>
@@ -35,6 +36,8 @@ enum kvt_index_state {
 struct kvt_index_entry {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint32_t older, younger; /* FOUND without pins: neighbours; FREE: `older` is the next one */
+	uint32_t front; /* entry of the page in front, which has a pin for it; 0: none is here */
+	uint32_t use;   /* clock at its last use, or at that of a page behind it that has left */
 	uint32_t pins;
 	uint32_t state : 2; /* enum kvt_index_state */
 	uint32_t used : 1;  /* it was asked for since it was published */
@@ -48,6 +51,7 @@ struct kvt_index {
 	uint32_t table_size;
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */
 	uint32_t n_found;
+	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
 	uint32_t round : 29; /* 1 more with each kvt_index_clear() */
 };
 
@@ -59,18 +63,22 @@ uint64_t kvt_index_bytes(uint64_t n_entries);
 
 /** Return the entry of a page, 0: none. */
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);
-/** Make a FOUND entry the youngest, or place it behind another; 0, or one that is pinned: none. */
-void kvt_index_touch(struct kvt_index *index, uint32_t entry, uint32_t behind);
+/** Use a FOUND entry: it becomes the youngest, and its path stays as long as it does. */
+void kvt_index_touch(struct kvt_index *index, uint32_t entry);
 /** Take a free entry, or the oldest. Returns 0 if all are pinned or private. */
 uint32_t kvt_index_take(struct kvt_index *index);
-/** Let a PRIVATE entry be found, placed as by kvt_index_touch(). The page must have no other. */
+/** Let a PRIVATE entry be found, as the youngest, behind a FOUND one or 0. The page must have no
+ * other. */
 void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
-		       uint32_t behind);
+		       uint32_t front);
+/** Tell a FOUND entry that has no front which one it has, 0: still none. */
+void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front);
 /** Free a PRIVATE or FOUND entry without pins. */
 void kvt_index_drop(struct kvt_index *index, uint32_t entry);
 /** Keep a FOUND entry where it is. Each pin needs its unpin. */
 void kvt_index_pin(struct kvt_index *index, uint32_t entry);
-/** Returns false if the index was cleared since the pin: the entry is no longer the caller's. */
+/** The last unpin makes it the youngest. Returns false if the index was cleared since the pin: the
+ * entry is no longer the caller's. */
 bool kvt_index_unpin(struct kvt_index *index, uint32_t entry);
 /** Forget all FOUND entries, in O(1): those without pins are free now, others at their last unpin.
  */

@@ -48,7 +48,7 @@ struct kvt_load {
 	uint32_t at;        /* next of pages[] */
 	uint32_t ahead;     /* of pages[]: those in memory or asked for */
 	uint32_t committed; /* of pages[] */
-	uint32_t behind;    /* entry of the page that was copied last */
+	struct kvt_chain front; /* name of the page in front of the first one */
 	uint64_t waits_ns;  /* since when for a page, 0: it does not wait */
 	uint32_t n_main;    /* pages of the path; side pages follow them */
 	uint32_t n_pages;
@@ -79,14 +79,11 @@ static void pin(struct kvt_store *store, struct kvt_load *load)
 		uint32_t entry = kvt_index_find(index, &load->pages[n].name);
 
 		load->pages[n].entry = entry;
-		if (entry) {
+		if (entry)
 			kvt_index_pin(index, entry);
-			index->entries[entry].used = 1;
-		}
 	}
 }
 
-/* Unpin from the last page: then pages in front are younger than those behind them. */
 static void unpin(struct kvt_store *store, struct kvt_load *load)
 {
 	for (uint32_t n = load->n_pages; n-- > 0; load->pages[n].entry = 0)
@@ -121,6 +118,30 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 		return false;
 	kvt_chain_next(&chain, keys, store->known.info.page_size, &chain);
 	return kvt_tier_has(&store->tier, &chain);
+}
+
+void kvt_load_note(struct kvt_store *store, const struct kvt_store_fetch *ask)
+{
+	const struct kvt_known *known = &store->known;
+	uint32_t page = ask->anchor, end = ask->positions / known->info.page_size, first = end;
+
+	for (uint32_t kind = 0; kind < known->info.n_sides; kind++)
+		if (kvt_point_first(&known->info, end, kind) < first)
+			first = kvt_point_first(&known->info, end, kind);
+	if (kvt_known_name(known, page))
+		kvt_tier_use(&store->tier, kvt_known_name(known, page));
+	/* And the point that it needs there. */
+	for (uint32_t i = end; i-- > first && kvt_known_name(known, page);
+	     page = known->pages[page].parent) {
+		for (uint32_t kind = 0; kind < known->info.n_sides; kind++) {
+			struct kvt_chain side;
+
+			if (i < kvt_point_first(&known->info, end, kind))
+				continue;
+			kvt_chain_side(kvt_known_name(known, page), kind, &side);
+			kvt_tier_use(&store->tier, &side);
+		}
+	}
 }
 
 /* ---- points */
@@ -453,6 +474,7 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 		return 0;
 	load->first = ask->positions / page_size;
 	load->anchor = ask->anchor;
+	load->front = chain;
 	load->n_main = find_pages(store, chain, keys, most, load->pages);
 	if (!end_at_point(store, load) || announce(store, ask, keys, load) != 0) {
 		free(load);
@@ -496,7 +518,6 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 	if (load->namespace_id != loads->namespace_id)
 		kvt_namespace_close(store->client, load->namespace_id);
 	unpin(store, load);
-	kvt_tier_touch(&store->tier, &store->known, load->anchor);
 	free(load);
 }
 
@@ -523,6 +544,20 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 	return 0;
 }
 
+/* The name of the page in front of a page of a load: of a side page, its main page. */
+static const struct kvt_chain *front_of(const struct kvt_store *store, const struct kvt_load *load,
+					uint32_t at)
+{
+	uint32_t n_table, index = KVT_SIDE_INDEX(load->pages[at].place);
+	const uint32_t *table = kvt_seq_pages(load->seq, &n_table);
+	const struct kvt_chain *main;
+
+	if (at < load->n_main)
+		return at > 0 ? &load->pages[at - 1].name : &load->front;
+	main = name_at(store, load, table, load->first, index);
+	return main ? main : &load->front;
+}
+
 /* Have pages behind the next one read, as far as there is room. */
 static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 {
@@ -534,7 +569,8 @@ static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 	       store->tier.begun - before < AHEAD_READS; load->ahead++) {
 		const struct kvt_load_page *page = &load->pages[load->ahead];
 
-		if (!page->entry && kvt_tier_bring(&store->tier, &page->name) == -EAGAIN)
+		if (!page->entry && kvt_tier_bring(&store->tier, &page->name,
+						   front_of(store, load, load->ahead)) == -EAGAIN)
 			return;
 	}
 }
@@ -544,7 +580,9 @@ static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 static int bring(struct kvt_store *store, struct kvt_load *load)
 {
 	struct kvt_load_page *page = &load->pages[load->at];
-	int64_t entry = page->entry ? page->entry : kvt_tier_bring(&store->tier, &page->name);
+	const struct kvt_chain *front = front_of(store, load, load->at);
+	int64_t entry = page->entry ? page->entry :
+				      kvt_tier_bring(&store->tier, &page->name, front);
 
 	if (entry == -ENOENT)
 		return -ENOENT;
@@ -552,6 +590,9 @@ static int bring(struct kvt_store *store, struct kvt_load *load)
 		kvt_index_pin(&store->tier.index, (uint32_t)entry);
 		page->entry = (uint32_t)entry;
 	}
+	if (entry > 0) /* it may have arrived before its front */
+		kvt_index_join(&store->tier.index, page->entry,
+			       kvt_index_find(&store->tier.index, front));
 	read_ahead(store, load);
 	return entry > 0;
 }
@@ -565,9 +606,8 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 
 	if (rc != 0)
 		return rc;
-	kvt_index_unpin(&store->tier.index, page->entry);
-	kvt_index_touch(&store->tier.index, page->entry, load->behind);
-	load->behind = page->entry;
+	if (kvt_index_unpin(&store->tier.index, page->entry))
+		kvt_tier_use(&store->tier, &page->name);
 	page->entry = 0;
 	load->at++;
 	store->loads.n_pages--;

@@ -399,7 +399,6 @@ static bool send_put(struct kvt_remote *remote)
 	return false;
 }
 
-/* Unpin from the last page: then pages in front are younger than those behind them. */
 static void take_put(struct kvt_remote *remote, const struct kvt_helper_done *done)
 {
 	for (uint32_t n = done->n_pages; n-- > 0;) {

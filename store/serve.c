@@ -443,9 +443,13 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 	else if (bytes == sizeof(ask) && head_ok(&ask.head, KVT_STORE_FETCH, sizeof(ask)) &&
 		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at) {
 		/* The anchor may have been cached a moment ago. */
-		if (server->store->client && kvt_store_follow(server->store) < 0)
+		if (server->store->client && kvt_store_follow(server->store) < 0) {
 			answer_fetch(server, peer, &ask, 0);
-		else if (!park(server, peer, &ask))
+			return;
+		}
+		if (server->store->client)
+			kvt_load_note(server->store, &ask);
+		if (!park(server, peer, &ask))
 			answer_fetch(server, peer, &ask, fetch(server, peer, &ask));
 	} else {
 		drop(server, peer);

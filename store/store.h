@@ -106,6 +106,8 @@ bool kvt_store_copy(struct kvt_store *store);
  * page's. */
 bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fetch *ask,
 		       const uint32_t *keys);
+/** Note that a request continues behind the anchor of a FETCH. */
+void kvt_load_note(struct kvt_store *store, const struct kvt_store_fetch *ask);
 /** Name the pages of a FETCH from the first on that no tier has, and side pages that they may have;
  * `keys` are a private copy. Returns their number. */
 uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_fetch *ask,

@@ -130,7 +130,8 @@ static int read_below(struct kvt_tier *tier, const struct kvt_chain *page, uint3
 	return rc;
 }
 
-int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page)
+int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
+		       const struct kvt_chain *front)
 {
 	/* Not all of a small memory: what arrives must stay until it is used. */
 	uint32_t most = tier->index.n_entries / 4, entry = kvt_index_find(&tier->index, page);
@@ -150,7 +151,7 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page)
 		kvt_index_drop(&tier->index, entry);
 		return rc;
 	}
-	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, entry, false };
+	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, *front, entry, false };
 	tier->begun++;
 	return 0;
 }
@@ -167,8 +168,9 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 	tier->coming[i] = tier->coming[--tier->n_coming];
 	/* It may have been copied from the pool meanwhile. */
 	if (good && !came.stale && !kvt_index_find(&tier->index, &came.page)) {
-		kvt_index_publish(&tier->index, entry, &came.page, 0);
-		tier->index.entries[entry].used = 1;
+		kvt_index_publish(&tier->index, entry, &came.page,
+				  kvt_index_find(&tier->index, &came.front));
+		tier->index.entries[entry].used = 1; /* a load wants it */
 	} else {
 		kvt_index_drop(&tier->index, entry);
 	}
@@ -190,37 +192,14 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	return n > 0;
 }
 
-/* ---- the order */
-
-/* The entry of a cached page, 0: it is not here. */
-static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
+void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page)
 {
-	const struct kvt_chain *name = kvt_known_name(known, page);
-
-	return name ? kvt_index_find(&tier->index, name) : 0;
-}
-
-static void touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
-		  uint32_t behind)
-{
-	uint32_t entry = entry_of(tier, known, page);
+	uint32_t entry = kvt_index_find(&tier->index, page);
 
 	if (!entry)
 		return;
-	kvt_index_touch(&tier->index, entry, behind);
+	kvt_index_touch(&tier->index, entry);
 	tier->index.entries[entry].used = 1;
-}
-
-void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
-{
-	/* A feed that lies could make a circle. */
-	for (uint32_t n = 0; n < known->info.n_pages && kvt_known_name(known, page); n++) {
-		touch(tier, known, page, 0);
-		for (uint32_t kind = 0; kind < known->info.n_sides; kind++)
-			touch(tier, known, kvt_known_side(known, page, kind),
-			      entry_of(tier, known, page));
-		page = known->pages[page].parent;
-	}
 }
 
 void kvt_tier_clear(struct kvt_tier *tier)
@@ -228,7 +207,6 @@ void kvt_tier_clear(struct kvt_tier *tier)
 	kvt_index_clear(&tier->index);
 	for (uint32_t i = 0; i < tier->n_coming; i++)
 		tier->coming[i].stale = true;
-	tier->last = 0;
 }
 
 /* Count a page that a client computed, once. */
@@ -241,77 +219,79 @@ static void count_computed(struct kvt_tier *tier, struct kvt_known_page *page)
 	tier->recomputed += kvt_tier_has(tier, &page->chain);
 }
 
-/* Find the entry that a page is placed behind, and make its path young once for a run of pages. A
- * side page comes with such a run. */
-static uint32_t place_of(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
-{
-	uint32_t parent = known->pages[page].parent, entry = entry_of(tier, known, parent);
-
-	if (parent && !known->pages[page].is_side && (!entry || entry != tier->last))
-		kvt_tier_touch(tier, known, parent);
-	return entry;
-}
-
-static void note_last(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
-		      uint32_t entry)
-{
-	if (!known->pages[page].is_side)
-		tier->last = entry;
-}
-
 /* ---- copies */
 
-/* True if the tier is full, and a copy would cost the page in front of it, or that is not here. */
-static bool has_no_place(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page,
-			 uint32_t behind)
+/* The entry of a cached page, 0: it is not here. */
+static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
-	return !tier->index.first_free && known->pages[page].parent &&
-	       (!behind || behind == tier->index.oldest);
+	const struct kvt_chain *name = kvt_known_name(known, page);
+
+	return name ? kvt_index_find(&tier->index, name) : 0;
+}
+
+/* True if there is an entry for a page. Where the tier is full, its front must be here, and another
+ * page must be there to leave. */
+static bool has_place(const struct kvt_index *index, bool is_root, uint32_t front)
+{
+	if (index->first_free)
+		return true;
+	return (is_root || front) && index->oldest &&
+	       (index->oldest != front || index->youngest != front);
+}
+
+/* Find the next queued page that is not here and has a place. Returns as kvt_copy_begin(). */
+static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_copy *copy)
+{
+	uint32_t there, looks = 0;
+	bool swept;
+
+	while ((copy->page = kvt_known_next(known, &swept)) != 0) {
+		copy->front = entry_of(tier, known, known->pages[copy->page].parent);
+		there = entry_of(tier, known, copy->page);
+		count_computed(tier, &known->pages[copy->page]);
+		if (there && !swept)
+			kvt_index_touch(&tier->index, there);
+		else if (!there && has_place(&tier->index, !known->pages[copy->page].parent,
+					     copy->front))
+			return 1;
+		tier->full += !there;
+		if (++looks == LOOKS_MOST)
+			return -EAGAIN;
+	}
+	return 0;
 }
 
 int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
 		   struct kvt_copy *ret_copy)
 {
 	struct kvt_copy copy = { .entry = 0 };
-	uint32_t there, looks = 0;
-	bool swept;
+	int rc;
 
 	/* Wait while a page would be lost for it, if the queue has room until then. */
 	if (!kvt_tier_ready(tier) && known->n_queued < known->queue_pages / 2)
 		return 0;
-	while ((copy.page = kvt_known_next(known, &swept)) != 0) {
-		copy.behind = swept ? entry_of(tier, known, known->pages[copy.page].parent)
-				    : place_of(tier, known, copy.page);
-		there = entry_of(tier, known, copy.page);
-		count_computed(tier, &known->pages[copy.page]);
-		if (!there && !has_no_place(tier, known, copy.page, copy.behind))
-			break;
-		tier->full += !there;
-		if (there && !swept) {
-			kvt_index_touch(&tier->index, there, copy.behind);
-			tier->index.entries[there].used = 1;
-			note_last(tier, known, copy.page, there);
-		}
-		if (++looks == LOOKS_MOST)
-			return -EAGAIN;
-	}
-	if (!copy.page)
-		return 0;
-	copy.entry = take(tier);
-	if (!copy.entry) {
-		tier->full++;
-		return 0;
-	}
+	rc = choose(tier, known, &copy);
+	if (rc != 1)
+		return rc;
+	if (copy.front)
+		kvt_index_pin(&tier->index, copy.front);
 	copy.chain = *kvt_known_name(known, copy.page);
 	copy.changes = known->pages[copy.page].changes;
-	if (kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) != 0) {
-		kvt_index_drop(&tier->index, copy.entry);
-		return 0;
+	copy.entry = take(tier);
+	tier->full += !copy.entry;
+	rc = copy.entry ? kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) :
+			  -ENOSPC;
+	if (rc == 0) {
+		/* Pairs with the release of the feed's tail: a later writer is in the feed. */
+		kvt_fence_acquire();
+		*ret_copy = copy;
+		return 1;
 	}
-	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
-	kvt_fence_acquire();
-	*ret_copy = copy;
-	return 1;
+	if (copy.entry)
+		kvt_index_drop(&tier->index, copy.entry);
+	if (copy.front)
+		kvt_index_unpin(&tier->index, copy.front);
+	return 0;
 }
 
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
@@ -319,10 +299,14 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
 {
 	bool good = complete && kvt_known_stayed(known, copy->page, copy->changes);
 
+	bool there = kvt_index_find(&tier->index, &copy->chain) != 0, found = false;
+
+	if (copy->front)
+		found = kvt_index_unpin(&tier->index, copy->front);
 	/* The same prefix may have been stored and copied as another page meanwhile. */
-	if (good && !kvt_index_find(&tier->index, &copy->chain)) {
-		kvt_index_publish(&tier->index, copy->entry, &copy->chain, copy->behind);
-		note_last(tier, known, copy->page, copy->entry);
+	if (good && !there) {
+		kvt_index_publish(&tier->index, copy->entry, &copy->chain,
+				  found ? copy->front : 0);
 		tier->copied++;
 		return true;
 	}

@@ -30,7 +30,7 @@
 
 /* A page on its way into memory. */
 struct kvt_coming {
-	struct kvt_chain page;
+	struct kvt_chain page, front; /* and the page in front of it */
 	uint32_t entry;
 	bool stale; /* all pages were forgotten meanwhile */
 };
@@ -43,7 +43,6 @@ struct kvt_tier {
 	int memory_fd;         /* of memory that a helper shares; -1: none does */
 	uint8_t *seals;        /* of records, for a helper; NULL: none */
 	uint64_t mapped_bytes; /* records and seals */
-	uint32_t last; /* entry of the main page that was copied or found last: its path is young */
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
 	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
@@ -56,7 +55,7 @@ struct kvt_tier {
 struct kvt_copy {
 	uint32_t page;
 	uint32_t entry;
-	uint32_t behind;         /* entry of the page in front, 0: none */
+	uint32_t front;          /* entry of the page in front, which is pinned; 0: none is here */
 	uint32_t changes;        /* of the page when the copy began */
 	struct kvt_chain chain;
 };
@@ -74,15 +73,15 @@ bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page);
 /** Return true if a page that leaves the memory now is kept below, where it should be. False: soon,
  * when a write has ended. */
 bool kvt_tier_ready(const struct kvt_tier *tier);
-/** Get a page into memory. Returns its entry; 0: it is on its way. -EAGAIN: no room for it now.
- * -ENOENT: no tier has it. */
-int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page);
+/** Get a page into memory, behind the one with the name `front`. Returns its entry; 0: it is on its
+ * way. -EAGAIN: no room for it now. -ENOENT: no tier has it. */
+int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
+		       const struct kvt_chain *front);
 /** Let a page that arrived from each tier below be found. Returns true if there was any. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
-/** Make a cached page and all in front of it the youngest, as far as they are here, and the side
- * pages of each. */
-void kvt_tier_touch(struct kvt_tier *tier, const struct kvt_known *known, uint32_t page);
+/** Note that a request continues behind a cached page, as far as that is here, or reads it. */
+void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page);
 
 /** Forget all pages, and those on their way. */
 void kvt_tier_clear(struct kvt_tier *tier);

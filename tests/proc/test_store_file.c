@@ -37,9 +37,11 @@ static struct kvt_test_side own;
 static uint32_t keys[PROMPTS][N];
 static char directory[64], path[96];
 
+static const char *admit = "all";
+
 static void spawn_store(const char *file_bytes)
 {
-	const char *more[] = { "--file", path, "--file-bytes", file_bytes, "--file-admit", "all",
+	const char *more[] = { "--file", path, "--file-bytes", file_bytes, "--file-admit", admit,
 			       NULL };
 
 	kvt_test_store_spawn(&own.store, &own.daemon, RAM, more);
@@ -95,8 +97,15 @@ static int start(void **state)
 	return start_with(NULL, "16M");
 }
 
+static int start_used(void **state)
+{
+	admit = "used";
+	return start(state);
+}
+
 static int stop(void **state)
 {
+	admit = "all";
 	kvt_test_side_end(&own);
 	unlink(path);
 	rmdir(directory);
@@ -186,6 +195,49 @@ TEST_WITH(what_left_the_memory_is_loaded_from_the_file, start, stop)
 	kvt_test_equal(status.file_bad_pages, 0);
 	kvt_test_equal(status.cut_loads, 0);
 	kvt_test_equal(status.loads, PROMPTS);
+}
+
+/* Compute one-off prompts, so many at a time: a page of each in turns, half of them decoded. */
+static void compute_in_turns(uint32_t first, uint32_t n)
+{
+	uint32_t prompts[8][N];
+	struct kvt_seq *seqs[8];
+
+	for (uint32_t i = 0; i < n; i++) {
+		kvt_test_keys(prompts[i], N, 5000 + first + i);
+		kvt_test_equal(kvt_seq_begin(own.worker, own.space, prompts[i], N / 2, N / 2, 0,
+					     &seqs[i]), 0);
+	}
+	for (uint32_t at = PAGE; at <= N; at += PAGE)
+		for (uint32_t i = 0; i < n; i++)
+			kvt_test_equal(kvt_seq_commit(seqs[i], at, prompts[i] + at - PAGE,
+						      at > N / 2 ? PAGE : 0, KVT_IDLE, 0), 0);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_equal(kvt_seq_end(seqs[i], 0, NULL, 0, KVT_IDLE, 0), 0);
+}
+
+/* Their pages leave the memory for those of the next ones. None was used: none is written. */
+TEST_WITH(prompts_that_come_once_are_not_written_where_used_ones_are, start_used, stop)
+{
+	struct kvt_store_status status;
+
+	for (uint32_t n = 2; n <= 8; n += 6) {
+		for (uint32_t first = 0; first < 32; first += n) {
+			compute_in_turns(n * 100 + first, n);
+			settled(0); /* all are copied before they are evicted */
+		}
+	}
+	status = settled(0);
+	kvt_test_check(status.copied_pages > 8 * status.room_pages);
+	kvt_test_equal(status.file_written_pages + status.file_dropped_pages, 0);
+	/* A prompt that others continue is. */
+	for (uint32_t i = 0; i < 2; i++) {
+		serve(keys[0]);
+		settled(0);
+		kvt_test_side_evict(&own);
+	}
+	compute_in_turns(2000, 8);
+	kvt_test_check(settled(0).file_written_pages > 0);
 }
 
 TEST_WITH(a_store_that_was_restarted_has_all_it_had, start, stop)

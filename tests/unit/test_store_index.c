@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The index of a store against a list that is searched from end to end. Keys share their leading
  * bytes, so they collide in the table. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,20 +72,13 @@ static void add(struct kvt_index *index, uint32_t i)
 	order[n_order++] = i;
 }
 
-/* Place a name behind another, or last if that is not in the order. */
-static void place(struct kvt_index *index, uint32_t i, uint32_t front)
+static void touch(struct kvt_index *index, uint32_t i)
 {
-	uint32_t at = 0;
-
-	kvt_index_touch(index, entry_of[i], entry_of[front]);
+	kvt_index_touch(index, entry_of[i]);
 	if (pins[i])
 		return;
 	forget(i);
-	while (at < n_order && order[at] != front)
-		at++;
-	memmove(order + at + 1, order + at, (n_order - at) * sizeof(*order));
-	order[at] = i;
-	n_order++;
+	order[n_order++] = i;
 }
 
 static void clear(struct kvt_index *index)
@@ -121,7 +115,7 @@ TEST(it_finds_what_a_plain_list_finds_and_evicts_the_oldest)
 		if (!entry_of[i]) {
 			add(&index, i);
 		} else if (what < 2) {
-			place(&index, i, (uint32_t)rand() % NAMES);
+			touch(&index, i);
 		} else if (what < 4) {
 			kvt_index_pin(&index, entry_of[i]);
 			pins[i]++;
@@ -157,5 +151,230 @@ TEST(with_all_pinned_or_private_there_is_none_to_take)
 	kvt_index_unpin(&index, first);
 	assert_int_equal(kvt_index_take(&index), first);
 	assert_int_equal(kvt_index_find(&index, &page), 0);
+	kvt_index_destroy(&index);
+}
+
+/* ---- paths: against a cache that touches each page of a path at each use */
+
+#define ROOM 1500u
+#define TREE 60000u
+#define LONGEST 400u
+
+struct path_page {
+	uint32_t parent, length; /* of its path */
+	uint32_t older, younger; /* in the cache of the truth */
+	uint32_t n_behind;       /* pages right behind it in the index */
+	bool there;              /* in the cache of the truth */
+};
+
+struct paths {
+	struct kvt_index index;
+	struct path_page pages[TREE];
+	uint32_t page_of[ROOM + 1]; /* of the index */
+	uint32_t n_pages, n_there, oldest, youngest;
+	uint32_t path[LONGEST];
+	uint64_t wanted, found, truth; /* pages that requests had, of both caches */
+	uint64_t evictions, displaced;
+};
+
+static struct kvt_chain name_of_page(uint32_t page)
+{
+	struct kvt_chain chain = { { 0 } };
+	uint64_t bits = page * 0x9e3779b97f4a7c15ull;
+
+	memcpy(chain.digest, &bits, sizeof(bits));
+	memcpy(chain.digest + sizeof(bits), &page, sizeof(page));
+	return chain;
+}
+
+static uint32_t entry_of_page(const struct paths *paths, uint32_t page)
+{
+	struct kvt_chain name = name_of_page(page);
+
+	return page ? kvt_index_find(&paths->index, &name) : 0;
+}
+
+static void take_out(struct paths *paths, uint32_t page)
+{
+	struct path_page *at = &paths->pages[page];
+
+	*(at->older ? &paths->pages[at->older].younger : &paths->oldest) = at->younger;
+	*(at->younger ? &paths->pages[at->younger].older : &paths->youngest) = at->older;
+	at->there = false;
+	paths->n_there--;
+}
+
+static void put_youngest(struct paths *paths, uint32_t page)
+{
+	struct path_page *at = &paths->pages[page];
+
+	at->older = paths->youngest;
+	at->younger = 0;
+	*(paths->youngest ? &paths->pages[paths->youngest].younger : &paths->oldest) = page;
+	paths->youngest = page;
+	at->there = true;
+	paths->n_there++;
+}
+
+/* The page of an entry leaves: nothing behind it is left. Count how far it was from the oldest of
+ * the truth. */
+static void leave(struct paths *paths, uint32_t entry)
+{
+	uint32_t page = paths->page_of[entry], far = 0;
+
+	if (!page)
+		return;
+	assert_int_equal(paths->pages[page].n_behind, 0);
+	paths->pages[paths->pages[page].parent].n_behind--;
+	paths->evictions++;
+	for (uint32_t at = paths->oldest; at && at != page; at = paths->pages[at].younger)
+		far++;
+	paths->displaced += paths->pages[page].there ? far : 0;
+}
+
+static void publish(struct paths *paths, uint32_t page)
+{
+	uint32_t front = entry_of_page(paths, paths->pages[page].parent), entry;
+	struct kvt_chain name = name_of_page(page);
+
+	if (front)
+		kvt_index_pin(&paths->index, front);
+	entry = kvt_index_take(&paths->index);
+	assert_int_not_equal(entry, 0);
+	leave(paths, entry);
+	if (front)
+		assert_true(kvt_index_unpin(&paths->index, front));
+	kvt_index_publish(&paths->index, entry, &name, front);
+	paths->page_of[entry] = page;
+	paths->pages[paths->pages[page].parent].n_behind++;
+}
+
+/* Use a path: what is found of it is touched, what is missing is published. */
+static void use(struct paths *paths, uint32_t last)
+{
+	uint32_t n = paths->pages[last].length, found = 0, truth = 0;
+
+	for (uint32_t i = n; i-- > 0; last = paths->pages[last].parent)
+		paths->path[i] = last;
+	while (found < n && entry_of_page(paths, paths->path[found]))
+		found++;
+	while (truth < n && paths->pages[paths->path[truth]].there)
+		truth++;
+	paths->wanted += n;
+	paths->found += found;
+	paths->truth += truth;
+	if (found > 0)
+		kvt_index_touch(&paths->index, entry_of_page(paths, paths->path[found - 1]));
+	for (uint32_t i = found; i < n; i++)
+		if (!entry_of_page(paths, paths->path[i])) /* it may be there without its front */
+			publish(paths, paths->path[i]);
+	for (uint32_t i = 0; i < n; i++) {
+		if (paths->pages[paths->path[i]].there)
+			take_out(paths, paths->path[i]);
+		else if (paths->n_there == ROOM)
+			take_out(paths, paths->oldest);
+		put_youngest(paths, paths->path[i]);
+	}
+	for (uint32_t i = n; i-- > 0;) {
+		take_out(paths, paths->path[i]);
+		put_youngest(paths, paths->path[i]);
+	}
+}
+
+/* A request that continues a recent path, or branches off it, or repeats it, or is new. */
+static void request(struct paths *paths)
+{
+	uint32_t last = 0, more = 1 + (uint32_t)rand() % 20;
+
+	if (paths->n_pages > 1 && rand() % 8)
+		last = paths->n_pages - 1 -
+		       (uint32_t)rand() % (paths->n_pages < 4000 ? paths->n_pages - 1 : 3999);
+	if (last && rand() % 20 == 0) /* it publishes nothing, if all is here */
+		more = 0;
+	for (; more > 0 && paths->pages[last].length < LONGEST; more--) {
+		uint32_t page = paths->n_pages++;
+
+		paths->pages[page] = (struct path_page){ .parent = last };
+		paths->pages[page].length = paths->pages[last].length + 1;
+		last = page;
+	}
+	use(paths, last);
+}
+
+TEST(paths_stay_as_if_each_use_touched_all_of_them)
+{
+	struct paths *paths = calloc(1, sizeof(*paths));
+	double points;
+
+	srand(2);
+	paths->n_pages = 1;
+	assert_int_equal(kvt_index_init(&paths->index, ROOM), 0);
+	while (paths->n_pages + 20 < TREE)
+		request(paths);
+	points = 100.0 * ((double)paths->found - (double)paths->truth) / (double)paths->wanted;
+	printf("%llu evictions, displaced by %.2f %%; %.2f %% found, %+.3f points\n",
+	       (unsigned long long)paths->evictions,
+	       100.0 * (double)paths->displaced / (double)paths->evictions / ROOM,
+	       100.0 * (double)paths->found / (double)paths->wanted, points);
+	assert_true(paths->evictions > 50000);
+	assert_true(paths->displaced * 20 <= paths->evictions * ROOM);
+	assert_true(points < 0.1 && points > -0.1);
+	kvt_index_destroy(&paths->index);
+	free(paths);
+}
+
+/* So a page of a long prompt costs no more than one of a short one. */
+TEST(a_use_and_a_page_more_change_three_entries_however_long_the_path)
+{
+	enum { LENGTH = 8192 };
+	struct kvt_index_entry *before = calloc(LENGTH + 3, sizeof(*before));
+	struct kvt_index index;
+	uint32_t front = 0, changed = 0;
+
+	assert_int_equal(kvt_index_init(&index, LENGTH + 2), 0);
+	for (uint32_t i = 1; i <= LENGTH; i++) {
+		struct kvt_chain name = name_of_page(i);
+		uint32_t entry = kvt_index_take(&index);
+
+		kvt_index_publish(&index, entry, &name, front);
+		front = entry;
+	}
+	memcpy(before, index.entries, (LENGTH + 3) * sizeof(*before));
+	kvt_index_touch(&index, front);
+	kvt_index_publish(&index, kvt_index_take(&index), &(struct kvt_chain){ { 1 } }, front);
+	for (uint32_t i = 1; i <= LENGTH + 2; i++)
+		changed += memcmp(&before[i], &index.entries[i], sizeof(*before)) != 0;
+	assert_int_equal(changed, 2);
+	kvt_index_destroy(&index);
+	free(before);
+}
+
+TEST(after_a_clear_fronts_become_free_as_what_is_behind_them_is_taken)
+{
+	struct kvt_index index;
+	uint32_t front = 0, first;
+
+	assert_int_equal(kvt_index_init(&index, 4), 0);
+	for (uint32_t i = 1; i <= 4; i++) {
+		struct kvt_chain name = name_of_page(i);
+		uint32_t entry = kvt_index_take(&index);
+
+		kvt_index_publish(&index, entry, &name, front);
+		index.entries[entry].used = i == 4;
+		front = entry;
+	}
+	first = kvt_index_take(&index); /* the end of the path: what it knew is handed on */
+	assert_int_equal(first, front);
+	assert_true(index.entries[index.oldest].used);
+	kvt_index_drop(&index, first);
+	kvt_index_clear(&index);
+	for (uint32_t i = 0; i < 4; i++) {
+		struct kvt_chain name = name_of_page(10 + i);
+		uint32_t entry = kvt_index_take(&index);
+
+		assert_int_not_equal(entry, 0);
+		kvt_index_publish(&index, entry, &name, 0);
+	}
+	assert_int_equal(index.n_found, 4);
 	kvt_index_destroy(&index);
 }
