@@ -23,6 +23,8 @@
 #define KVT_MAX_SIDES 8u        /* kinds of side pages: engines plan up to 7 beside the first */
 #define KVT_MAX_SIDE_PAGES 2048u /* side pages of all kinds that continue a prefix; half of one */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
+#define KVT_MAX_KV_HEADS 4096u  /* of one slab */
+#define KVT_MAX_HEAD_DIM 1024u
 #define KVT_FINGERPRINT_BYTES 256u
 #define KVT_LABEL_BYTES 64u
 #define KVT_TEXT_BYTES 512u

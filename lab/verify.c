@@ -154,8 +154,11 @@ static bool parse(struct verify *v, int argc, char **argv)
 			return false;
 		v->json = true;
 	}
-	if (optind != argc - 1)
+	if (optind != argc - 1) {
+		fprintf(stderr, "kvtlab verify: one FILE, an operation log, not %d\n",
+			argc - optind);
 		return false;
+	}
 	v->path = argv[optind];
 	return true;
 }
@@ -166,7 +169,7 @@ int kvt_verify_main(int argc, char **argv)
 	bool agrees;
 
 	if (!parse(&v, argc, argv)) {
-		usage(stderr);
+		fputs("kvtlab verify --help says more\n", stderr);
 		return 2;
 	}
 	if (kvt_oplog_reader_open(v.path, &v.reader, &v.config, v.why, WHY_BYTES)) {

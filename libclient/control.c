@@ -176,9 +176,14 @@ int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct 
 	socklen_t bytes;
 	int fd, rc;
 
+	if (!*path) {
+		kvt_error_set(error, -EINVAL, 0, "the socket's path is empty: name the daemon's "
+			      "socket, or unset KVTRUNK_SOCKET for the default");
+		return -EINVAL;
+	}
 	if (socket_address(path, &address, &bytes) != 0) {
 		kvt_error_set(error, -ENAMETOOLONG, 0,
-			      "socket path is empty or longer than %zu bytes: %.80s",
+			      "socket path is longer than %zu bytes: %.80s",
 			      sizeof(address.sun_path) - 1, path);
 		return -ENAMETOOLONG;
 	}

@@ -16,9 +16,6 @@
 struct kvt_pool_view; /* kvtrunk.h */
 struct kvt_pool_piece;
 
-#define KVT_MAX_KV_HEADS 4096u
-#define KVT_MAX_HEAD_DIM 1024u
-
 /** True if every number is in range and every scale is finite and not negative. */
 bool kvt_pool_geometry_ok(const struct kvt_pool_geometry *geometry);
 

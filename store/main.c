@@ -193,7 +193,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			bench = true;
 			break;
 		case '?':
-			usage(stderr);
+			fputs("kvtstored --help lists the options\n", stderr);
 			return KVT_EXIT_USAGE;
 		default:
 			allowed = parse_value(options, option, optarg);
@@ -205,7 +205,8 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		}
 	}
 	if (optind < argc) {
-		usage(stderr);
+		fprintf(stderr, "kvtstored: unexpected word '%s'; options start with --\n",
+			argv[optind]);
 		return KVT_EXIT_USAGE;
 	}
 	if (!options->file.path != !options->file.bytes) {

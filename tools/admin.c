@@ -83,10 +83,13 @@ int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 	return rc;
 }
 
-int kvt_admin_usage(const struct kvt_admin *admin)
+int kvt_admin_usage(struct kvt_admin *admin)
 {
-	fprintf(stderr, "usage: kvtctl %s%s%s   (more: kvtctl help %s)\n", admin->command,
-		*admin->arguments ? " " : "", admin->arguments, admin->command);
+	if (!admin->explained)
+		fprintf(stderr, "usage: kvtctl %s%s%s   (more: kvtctl help %s)\n",
+			admin->command, *admin->arguments ? " " : "", admin->arguments,
+			admin->command);
+	admin->explained = true;
 	return KVT_EXIT_USAGE;
 }
 
@@ -153,6 +156,7 @@ int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word 
 			if (take_option(admin, options ? options : &none, &i))
 				return -EINVAL;
 		} else if (n_words == max_words) {
+			kvt_admin_usage(admin);
 			fprintf(stderr, "kvtctl %s: unexpected word '%s'\n", admin->command,
 				admin->argv[i]);
 			return -EINVAL;

@@ -21,6 +21,7 @@ struct kvt_admin {
 	int64_t timeout_ns;
 	bool patient; /* only connecting has a deadline: the daemon may be long at work */
 	bool json;
+	bool explained; /* the usage was printed, before what is wrong */
 	int argc; /* of the command's own words */
 	char **argv;
 };
@@ -46,8 +47,8 @@ int kvt_admin_ask_with(struct kvt_admin *admin, struct kvt_message_admin *reques
  * why. */
 int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 		    void **ret_records, uint32_t *ret_n);
-/** Print the command's usage; returns KVT_EXIT_USAGE. */
-int kvt_admin_usage(const struct kvt_admin *admin);
+/** Print the command's usage, once; returns KVT_EXIT_USAGE. */
+int kvt_admin_usage(struct kvt_admin *admin);
 /** Exit code for a failed request: connection lost or refused. */
 int kvt_admin_exit(const struct kvt_admin *admin, int error);
 /** Read the command's arguments: options, and at most `max_words` others; missing ones stay

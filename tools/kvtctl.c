@@ -347,6 +347,9 @@ int main(int argc, char **argv)
 	given.words[given.n] = NULL;
 	if (given.n == 0) {
 		help(stderr, false);
+		fprintf(stderr, "\nkvtctl: no command%s%s%s\n", given.socket_path ? "; '" : "",
+			given.socket_path ? given.socket_path : "",
+			given.socket_path ? "' was taken for the path of --socket" : "");
 		return KVT_EXIT_USAGE;
 	}
 	if (given.socket_path)

@@ -294,7 +294,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 			printf("kvtmetricsd %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
 		default:
-			usage(stderr);
+			fputs("kvtmetricsd --help lists the options\n", stderr);
 			return KVT_EXIT_USAGE;
 		}
 	}
@@ -304,7 +304,8 @@ static int parse_options(struct server *server, int argc, char **argv)
 	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;
 	if (optind == argc)
 		return -1;
-	usage(stderr);
+	fprintf(stderr, "kvtmetricsd: unexpected word '%s'; options start with --\n",
+		argv[optind]);
 	return KVT_EXIT_USAGE;
 }
 

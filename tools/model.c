@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <jansson.h>
 
@@ -104,6 +105,9 @@ static int load(struct model *model)
 		path = inside;
 	}
 	model->root = json_load_file(path, 0, &error);
+	if (!model->root && access(model->path, F_OK) != 0)
+		return wrong(model, "no such file or folder. A model of the Hugging Face hub: "
+			     "download it, and give its folder (`hf download NAME` prints it)");
 	if (!model->root && error.line < 0)
 		return wrong(model, "%s", error.text);
 	if (!model->root)

@@ -15,7 +15,7 @@ except ModuleNotFoundError:
 
 LAYERS, HEADS, DIM, CHUNK = 2, 2, 16, 64
 WIDTH = HEADS * DIM
-GEOMETRY = kvtrunk.Geometry(LAYERS, HEADS, DIM, dtype="fp32")
+GEOMETRY = kvtrunk.Geometry(LAYERS, HEADS, DIM, kv_type="fp32")
 
 
 class Model:

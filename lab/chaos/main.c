@@ -302,7 +302,8 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 		else if (c == 'k')
 			keep = true;
 		else {
-			fputs(usage_text, c == 'h' ? stdout : stderr);
+			fputs(c == 'h' ? usage_text : "kvtlab chaos --help lists the options\n",
+			      c == 'h' ? stdout : stderr);
 			exit(c == 'h' ? 0 : 2);
 		}
 	}

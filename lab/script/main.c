@@ -143,7 +143,7 @@ static const char usage_text[] =
 
 static int usage(const char *why)
 {
-	fprintf(stderr, "kvtlab script: %s\n%s", why, usage_text);
+	fprintf(stderr, "%skvtlab script: %s\n", usage_text, why);
 	return KVT_EXIT_USAGE;
 }
 

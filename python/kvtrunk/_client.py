@@ -22,7 +22,7 @@ from ._errors import (Closed, ConnectionLost, Error, InvalidArgument, from_error
                       from_result)
 from ._feed import Feed
 from ._geometry import Geometry
-from ._keys import Tokens, keys_of
+from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
 from ._pool import Pool
 from ._seq import AsyncSequence, Fence, Sequence, fence_of
@@ -283,10 +283,10 @@ class Namespace:
             out = client._out
             if self._root_key:
                 request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
-                request.arg = extra
+                request.arg = count_of(extra, "extra")
                 rc = lib.kvt_seq_start(handle, request, out)
             else:
-                rc = _begin(handle, self._id, keys, n, extra, flags, out)
+                rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, out)
             if rc != 0:
                 raise client._failure(rc)
             return Sequence(client, out[0])
@@ -307,7 +307,7 @@ class Namespace:
         if wait_ms > 0:
             request.flags |= lib.KVT_F_WAIT
             request.ttl_ms = min(wait_ms, 0xffffffff)
-        request.arg = extra
+        request.arg = count_of(extra, "extra")
         future = client._loop().call(request, keys)
         try:
             answer = await future

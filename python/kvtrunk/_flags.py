@@ -145,7 +145,7 @@ def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """What divide() needs of the user."""
-    parser.add_argument("--engines", type=int, default=2, metavar="N",
+    parser.add_argument("--engines", type=count, default=2, metavar="N",
                         help="with --device cuda: engines on one device (2)")
     parser.add_argument("--engine-bytes", type=size, metavar="BYTES",
                         help="of one engine on a device beside its KV (its weights and "

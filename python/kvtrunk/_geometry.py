@@ -29,21 +29,29 @@ def _name(table: dict[str, int], number: int) -> str:
 class Geometry:
     """Geometry of the pages of one slab, which must be the daemon's.
 
-    Under tensor parallelism the heads are those of one rank. dtype: bf16, fp16, fp32, fp8_e4m3;
-    layout: hnd, nhd, with K and V packed hnkd, nhkd, hknd, or one plane, latent; order: layer, page,
-    as the daemon's kv_type, kv_layout and kv_order. scales: (of K, of V) for each layer, for fp8.
+    The names are those of the daemon's options. Under tensor parallelism the heads are those of one
+    rank. kv_type: bf16, fp16, fp32, fp8_e4m3; kv_layout: hnd, nhd, with K and V packed hnkd, nhkd,
+    hknd, or one plane, latent; kv_order: layer, page. kv_scales: (of K, of V) for each layer, for
+    fp8. ValueError: not a geometry.
     """
 
     n_layers: int
     n_kv_heads: int
     head_dim: int
-    dtype: str = "bf16"
-    layout: str = "hnd"
-    order: str = "layer"
-    scales: Optional[tuple[tuple[float, float], ...]] = None
+    kv_type: str = "bf16"
+    kv_layout: str = "hnd"
+    kv_order: str = "layer"
+    kv_scales: Optional[tuple[tuple[float, float], ...]] = None
+
+    def __post_init__(self) -> None:
+        if self.page_bytes(1) == 0:
+            raise ValueError(
+                f"{self}: not a geometry. Layers are from 1 to {lib.KVT_MAX_LAYERS}, KV heads from 1 "
+                f"to {lib.KVT_MAX_KV_HEADS} (of a latent layout 1), dimensions from 1 to "
+                f"{lib.KVT_MAX_HEAD_DIM}; scales are finite and not negative")
 
     def to_native(self) -> Any:
-        """struct kvt_pool_geometry. ValueError: an unknown name, or numbers out of range."""
+        """struct kvt_pool_geometry. ValueError: an unknown name, or numbers of another type."""
         native = ffi.new("struct kvt_pool_geometry *")
         try:
             native.n_layers = self.n_layers
@@ -51,18 +59,19 @@ class Geometry:
             native.head_dim = self.head_dim
         except (OverflowError, TypeError) as error:
             raise ValueError(f"geometry: {error}") from None
-        native.type = _number(TYPES, self.dtype, "dtype")
-        native.layout = _number(LAYOUTS, self.layout, "layout")
-        native.order = _number(ORDERS, self.order, "order")
-        if self.scales is not None:
-            if len(self.scales) != self.n_layers or self.n_layers > lib.KVT_MAX_LAYERS:
-                raise ValueError(f"scales of {len(self.scales)} layers, {self.n_layers} are there")
-            for i, (k, v) in enumerate(self.scales):
+        native.type = _number(TYPES, self.kv_type, "kv_type")
+        native.layout = _number(LAYOUTS, self.kv_layout, "kv_layout")
+        native.order = _number(ORDERS, self.kv_order, "kv_order")
+        if self.kv_scales is not None:
+            if len(self.kv_scales) != self.n_layers or self.n_layers > lib.KVT_MAX_LAYERS:
+                raise ValueError(f"kv_scales has {len(self.kv_scales)} layers, n_layers is "
+                                 f"{self.n_layers}")
+            for i, (k, v) in enumerate(self.kv_scales):
                 native.scales[i][0], native.scales[i][1] = k, v
         return native
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of a page of `page_size` positions in one slab. 0: not a geometry."""
+        """Bytes of a page of `page_size` positions in one slab. 0: too many positions."""
         return int(lib.kvt_pool_geometry_page_bytes(self.to_native(), page_size))
 
     @classmethod

@@ -20,6 +20,13 @@ _FORMATS = {"I": (4, False), "i": (4, True), "Q": (8, False), "q": (8, True), "L
             "l": (8, True), "N": (8, False), "n": (8, True)}
 
 
+def count_of(number: int, what: str) -> int:
+    """A number of positions or pages, as the library takes it. ValueError: it cannot be one."""
+    if not 0 <= number <= 0xffffffff:
+        raise ValueError(f"{what} is {number}: it is from 0 to {0xffffffff}")
+    return number
+
+
 def keys_of(tokens: Any) -> tuple[Any, int]:
     """The keys as uint32_t *, which keeps their memory alive, and their number.
 

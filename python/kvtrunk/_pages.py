@@ -21,8 +21,8 @@ class Pattern:
         """Get pages, in parts that any session may hold. NoSpace, QuotaExceeded."""
         geometry, size = client.info.geometry, client.info.page_size
         planes = 1
-        if geometry is not None and geometry.order == "layer":
-            planes = geometry.n_layers * (2 if geometry.layout in ("nhd", "hnd") else 1)
+        if geometry is not None and geometry.kv_order == "layer":
+            planes = geometry.n_layers * (2 if geometry.kv_layout in ("nhd", "hnd") else 1)
         self._planes, self._piece = planes, client.info.page_bytes // planes
         self._n_pages = client.info.n_pages
         self._slabs = [_Slab(client, slab) for slab in range(client.info.n_slabs)]

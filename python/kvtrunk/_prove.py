@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.util
 import json
 import pathlib
 import shlex
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     """Of the environment of the first engine on the pool, and of the second."""
     exact: str
     """What makes its texts not depend on cache and batch."""
+    module: str = ""
+    """Of Python, without which the commands cannot run."""
 
 
 def daemon_options(words: Sequence[str], positions: int) -> tuple[dict[str, testing.Option], int]:
@@ -418,6 +421,9 @@ def run(make_plan: Callable[[], Plan], size: Size, logs: Optional[str] = None) -
                 raise Unfit(f"give --prompts at least 1 and --positions at least {_POSITIONS_MIN}; "
                             f"here they are {size.prompts} and {size.positions}")
             plan = make_plan()
+            if plan.module and importlib.util.find_spec(plan.module) is None:
+                raise Unfit(f"{plan.engine} is not installed in this Python ({sys.executable}): "
+                            "prove with that of the engine")
             folder = pathlib.Path(logs) if logs else pathlib.Path(stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="kvtrunk-")))
             folder.mkdir(parents=True, exist_ok=True)

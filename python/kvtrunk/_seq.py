@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 from ._errors import Again, Closed, ConnectionLost, Error, Stale, from_parts
-from ._keys import Tokens, keys_of
+from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Sequence:
             if seq is None or client._slow:
                 seq = self._open()
             self._table = None
-            rc = _commit(seq, computed, data, n, slot, value, flags)
+            rc = _commit(seq, count_of(computed, "computed"), data, n, slot, value, flags)
             if rc != 0:
                 raise client._failure(rc)
 
@@ -179,7 +179,8 @@ class Sequence:
             if seq is None or client._slow:
                 seq = self._open()
             self._table = None
-            rc = _commit_async(seq, computed, data, n, slot, value, _CHUNKED if chunked else 0)
+            rc = _commit_async(seq, count_of(computed, "computed"), data, n, slot, value,
+                               _CHUNKED if chunked else 0)
             if rc != 0:
                 raise client._failure(rc)
 
@@ -203,7 +204,7 @@ class Sequence:
         with self._client._lock:
             seq = self._open()
             self._table = None
-            self._client._check(lib.kvt_seq_extend(seq, n))
+            self._client._check(lib.kvt_seq_extend(seq, count_of(n, "n")))
 
     def extend_pages(self, pages: Tokens) -> None:
         """Lengthen the page table by pages of Client.alloc(), which are the sequence's from now on,
@@ -231,7 +232,8 @@ class Sequence:
                 return
             if client._slow:
                 client._open()
-            rc = _end(seq, computed, data, n, slot, value, _CHUNKED if chunked else 0)
+            rc = _end(seq, count_of(computed, "computed"), data, n, slot, value,
+                      _CHUNKED if chunked else 0)
             self._seq = self._table = None
             if rc != 0:
                 raise client._failure(rc)
@@ -252,7 +254,7 @@ class Sequence:
                 return
             if client._slow:
                 client._open()
-            rc = lib.kvtpy_end_async(seq, computed, data, n, slot, value,
+            rc = lib.kvtpy_end_async(seq, count_of(computed, "computed"), data, n, slot, value,
                                      _CHUNKED if chunked else 0)
             if rc != -errno.EAGAIN:
                 self._seq = self._table = None
@@ -380,7 +382,7 @@ class AsyncSequence:
     def _committing(self, computed: int, keys: Tokens, fence: Optional[Fence],
                     flags: int) -> tuple[Any, Any]:
         request = self._request(lib.KVT_OP_COMMIT, fence)
-        request.flags, request.arg = flags, computed
+        request.flags, request.arg = flags, count_of(computed, "computed")
         room = len(self._pages) * self._capacity
         if computed > room:
             raise from_parts(-errno.EINVAL, lib.KVT_REASON_BEYOND_TABLE,
@@ -430,7 +432,7 @@ class AsyncSequence:
     async def extend(self, n: int) -> None:
         """Sequence.extend(), awaited."""
         request = self._request(lib.KVT_OP_EXTEND, None)
-        request.arg = -(-n // self._capacity)
+        request.arg = -(-count_of(n, "n") // self._capacity)
         if request.arg >= self._client.info.n_pages:
             request.list_capacity = 1
         answer = await self._call(request)

@@ -232,8 +232,15 @@ def model_folder(model: str, revision: Any = None,
     path = pathlib.Path(model)
     if path.exists():
         return path
+    if model.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"{model} is no file or folder on this machine")
     try:
         from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        raise FileNotFoundError(
+            f"{model} is no file or folder on this machine, and this Python has no huggingface_hub "
+            "that would find a downloaded model by that name") from None
+    try:
 
         return pathlib.Path(snapshot_download(model, revision=revision, cache_dir=download_dir,
                                               local_files_only=True))

@@ -445,8 +445,8 @@ def test_connecting_fails_in_words(shared, tmp_path):
     assert caught.value.attach_state == "wrong_geometry"
     with pytest.raises(kvtrunk.GeometryMismatch):
         shared.connect(geometry=kvtrunk.Geometry(2, 2, 16))
-    with pytest.raises(ValueError, match="layout is 'dnh'"):
-        shared.connect(geometry=kvtrunk.Geometry(2, 2, 8, layout="dnh"))
+    with pytest.raises(ValueError, match="kv_layout is 'dnh'"):
+        shared.connect(geometry=kvtrunk.Geometry(2, 2, 8, kv_layout="dnh"))
     with shared.connect(geometry=kvtrunk.Geometry(**GEOMETRY)) as client:
         assert client.info.geometry == kvtrunk.Geometry(2, 2, 8)
         assert client.info.geometry.page_bytes(16) == client.info.page_bytes

@@ -101,7 +101,7 @@ def test_each_element_as_a_tensor(pooled):
 
 def test_pages_in_one_piece(pooled):
     client, raw, native, _ = pooled
-    if client.info.geometry.order == "layer":
+    if client.info.geometry.kv_order == "layer":
         with pytest.raises(kvtrunk.Unsupported, match="not in one piece"):
             client.pool.page(1)
         return
@@ -170,7 +170,7 @@ def test_scales_of_fp8():
         with daemon.connect(any_geometry=True) as client:
             layer = client.pool.layer(2)
             assert (layer.k_scale, layer.v_scale) == (0.5, 0.25)
-            assert client.info.geometry.scales == ((0.5, 0.25),) * 3
+            assert client.info.geometry.kv_scales == ((0.5, 0.25),) * 3
 
 
 def test_arrays_outlive_their_client(shared):

@@ -96,7 +96,7 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
     if arguments.device == "cpu":
         second = [*variables, _cpus_of_second(arguments.tp_size)]
     return _prove.Plan("SGLang", daemon, engine, [*engine[:at], *engine[at + 2:]], [first, second],
-                       "--enable-deterministic-inference, or --dtype float32 on CPUs,")
+                       "--enable-deterministic-inference, or --dtype float32 on CPUs,", "sglang")
 
 
 def _cpus_of_second(n_ranks: int) -> str:
@@ -140,11 +140,11 @@ def doctor(socket: Optional[str], device: str = "cpu") -> int:
     info = _doctor.daemon(report, socket, device, "python -m kvtrunk.sglang flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
-        if geometry.layout in ("nhd", "latent") and geometry.order == "layer":
+        if geometry.kv_layout in ("nhd", "latent") and geometry.kv_order == "layer":
             report.good(f"SGLang's KV fits: --page-size {info.page_size}, --tp-size "
                         f"{info.n_slabs}")
         else:
-            report.bad(f"its layout is {geometry.layout} in order {geometry.order}",
+            report.bad(f"its layout is {geometry.kv_layout} in order {geometry.kv_order}",
                        "SGLang's is --kv-layout=nhd, or latent for MLA, and --kv-order=layer")
     return 1 if report.wrong else 0
 

@@ -63,7 +63,7 @@ def make(ctx: Any) -> KvtrunkCache:
     info = pool.kvtrunk.client.info
     logger.info("kvtrunk: KV of %d layers is on the pool of daemon %d: %d pages of %d positions, "
                 "%s; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages, info.page_size,
-                info.geometry.layout, info.session, name)
+                info.geometry.kv_layout, info.session, name)
     _say_windows(runner.model)
     return cache
 

@@ -24,6 +24,7 @@ from ._refuse import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
 from .. import _doctor, _flags, _prove
+from .._geometry import Geometry
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _replaced
@@ -163,6 +164,12 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
     pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
     shape = _shape(_folder(arguments.model), arguments, spec or {})
+    page_bytes = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"],
+                          shape["kv_type"], shape.get("kv_layout", "hnd")).page_bytes(
+                              shape["page_size"])
+    if pool_bytes < 2 * page_bytes:
+        raise SystemExit(f"a pool of {pool_bytes} bytes has no room for a page of {page_bytes}: give "
+                         "a larger --pool-bytes")
     if not on_cpu:
         division = _division(arguments)
         pool_bytes = division.pool
@@ -230,7 +237,8 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
     private = [*engine[:at], *engine[at + 2:], "--num-gpu-blocks-override", str(daemon["n_pages"])]
     return _prove.Plan("vLLM", daemon, engine, private, [[*variables, "VLLM_NO_USAGE_STATS=1"]] * 2,
                        "--dtype float32" if arguments.device == "cpu" else
-                       "VLLM_BATCH_INVARIANT=1 in the environment, where vLLM has it for the device,")
+                       "VLLM_BATCH_INVARIANT=1 in the environment, where vLLM has it for the device,",
+                       "vllm")
 
 
 def prove(arguments: argparse.Namespace) -> int:
@@ -271,11 +279,11 @@ def doctor(arguments: argparse.Namespace) -> int:
                           "python -m kvtrunk.vllm flags MODEL")
     geometry = info.geometry if info is not None else None
     if info is not None and geometry is not None:
-        if geometry.layout in ("hnkd", "nhkd", "hknd", "latent"):
-            report.good(f"vLLM's KV fits: {geometry.layout}.{geometry.order}, --block-size "
+        if geometry.kv_layout in ("hnkd", "nhkd", "hknd", "latent"):
+            report.good(f"vLLM's KV fits: {geometry.kv_layout}.{geometry.kv_order}, --block-size "
                         f"{info.page_size}, --tensor-parallel-size {info.n_slabs}")
         else:
-            report.bad(f"its kv_layout is {geometry.layout}, vLLM keeps K and V together",
+            report.bad(f"its kv_layout is {geometry.kv_layout}, vLLM keeps K and V together",
                        "start what `python -m kvtrunk.vllm flags MODEL` prints")
     return 1 if report.wrong else 0
 

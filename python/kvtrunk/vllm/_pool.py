@@ -32,12 +32,12 @@ def wanted_layout(geometry: Optional[Geometry]) -> Optional[str]:
     """vLLM's layout for a daemon's pages. None: they have no geometry, any. Refused: none."""
     if geometry is None:
         return None
-    layout = "hnkd" if geometry.layout in ("hknd", "latent") else geometry.layout
-    ours = (layout, geometry.order)
+    layout = "hnkd" if geometry.kv_layout in ("hknd", "latent") else geometry.kv_layout
+    ours = (layout, geometry.kv_order)
     for layout, ours_too in _LAYOUTS.items():
         if ours == ours_too:
             return layout
-    refuse(f"the daemon keeps K and V apart (kv_layout {geometry.layout}), vLLM together: start it "
+    refuse(f"the daemon keeps K and V apart (kv_layout {geometry.kv_layout}), vLLM together: start it "
            "with what `python -m kvtrunk.vllm flags MODEL` prints")
 
 
@@ -133,13 +133,17 @@ class WorkerPool:
         names = sorted(tensors, key=_layer_number)
         shapes = {(tuple(tensor.shape), tensor.dtype) for group in (tensors, *others)
                   for name, tensor in group.items() if name not in states}
+        unknown = {str(dtype) for _, dtype in shapes} - {str(dtype) for dtype in DTYPES}
+        if unknown:
+            refuse(f"KV tensors of {', '.join(sorted(unknown))}: set --kv-cache-dtype to bfloat16, "
+                   "float16 or fp8_e4m3")
         if len(shapes) != 1:
             refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
         (n_blocks, heads, size, both), dtype = shapes.pop()
         kv_layout, kv_order = page_layout(layout, backend, latent)
         n_layers = max(map(len, (tensors, *others)))
         ours = Geometry(n_layers, heads, both if latent else both // 2,
-                        DTYPES.get(dtype, str(dtype)), kv_layout, kv_order)
+                        DTYPES[dtype], kv_layout, kv_order)
         theirs = info.geometry
         if theirs is None and kv_order != "page":
             refuse("the daemon knows page_bytes only, and this engine spreads a page over the pool, a "
@@ -257,10 +261,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _plain(geometry: Geometry) -> tuple[Any, ...]:
-    return (geometry.n_layers, geometry.n_kv_heads, geometry.head_dim, geometry.dtype,
-            geometry.layout, geometry.order)
+    return (geometry.n_layers, geometry.n_kv_heads, geometry.head_dim, geometry.kv_type,
+            geometry.kv_layout, geometry.kv_order)
 
 
 def _text(geometry: Geometry) -> str:
     return (f"{geometry.n_layers} layers, {geometry.n_kv_heads} KV heads of {geometry.head_dim}, "
-            f"{geometry.dtype}, {geometry.layout}.{geometry.order}")
+            f"{geometry.kv_type}, {geometry.kv_layout}.{geometry.kv_order}")

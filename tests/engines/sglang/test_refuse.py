@@ -187,7 +187,7 @@ def test_what_sglang_s_own_pool_stores_is_in_the_page(kind, shape, dtype, monkey
                                 enable_memory_saver=False, **shape)
     geometry = _pool.geometry_of(pool)
     with testing.daemon(n_layers=2, n_kv_heads=geometry.n_kv_heads, head_dim=geometry.head_dim,
-                        kv_type=geometry.dtype, kv_layout=geometry.layout, kv_order="layer",
+                        kv_type=geometry.kv_type, kv_layout=geometry.kv_layout, kv_order="layer",
                         page_size=PAGE, n_pages=4) as daemon:
         with daemon.connect(geometry=geometry) as client:
             _pool.put(pool, client.pool)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a command or an argument is said in one sentence, the last line, without a
+traceback."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+import kvtrunk
+
+
+@pytest.fixture(name="model", scope="module")
+def _model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "hidden_size": 256, "head_dim": 64, "torch_dtype": "bfloat16"}))
+    return str(folder)
+
+
+def said(*words):
+    """The last line of a command that fails."""
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode, done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_commands_of_engines(engine, model):
+    module = f"kvtrunk.{engine}"
+    missing = f"{model}/nowhere"
+    assert f"{missing} is no file or folder on this machine" in said(module, "flags", missing)
+    assert "no number from 1" in said(module, "flags", model, "--device", "cuda", "--engines", "0")
+    pool = "--pool-bytes" if engine == "vllm" else "--pool"
+    assert f"give a larger {pool}" in said(module, "flags", model, pool, "1K", "--device", "cpu")
+
+
+@pytest.mark.parametrize(("engine", "name"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+def test_a_proof_without_its_engine(engine, name, model):
+    try:
+        __import__(engine)
+    except ImportError:
+        pass
+    else:
+        pytest.skip(f"{name} is installed here")
+    assert f"{name} is not installed in this Python ({sys.executable})" in said(
+        f"kvtrunk.{engine}", "prove", model, "--device", "cpu")
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32])
+def test_numbers_of_positions(client, number):
+    namespace = client.namespace()
+    with pytest.raises(ValueError, match=f"extra is {number}: it is from 0"):
+        namespace.begin([1, 2, 3], extra=number)
+    with namespace.begin([1, 2, 3]) as seq:
+        for call in (seq.commit, seq.commit_nowait, seq.end):
+            with pytest.raises(ValueError, match=f"computed is {number}"):
+                call(number)
+        with pytest.raises(ValueError, match=f"n is {number}"):
+            seq.extend(number)
+
+
+def test_an_empty_name_of_the_socket(monkeypatch):
+    monkeypatch.setenv("KVTRUNK_SOCKET", "")
+    with pytest.raises(kvtrunk.Error, match="unset KVTRUNK_SOCKET"):
+        kvtrunk.connect()
+
+
+def test_a_geometry_checks_itself():
+    with pytest.raises(ValueError, match="Layers are from 1"):
+        kvtrunk.Geometry(0, 2, 64)
+    with pytest.raises(ValueError, match="of a latent layout 1"):
+        kvtrunk.Geometry(2, 2, 64, kv_layout="latent")
+    with pytest.raises(ValueError, match="kv_type is 'int4', not one of bf16"):
+        kvtrunk.Geometry(2, 2, 64, kv_type="int4")
+    with pytest.raises(ValueError, match="kv_scales has 1 layers"):
+        kvtrunk.Geometry(2, 2, 64, kv_type="fp8_e4m3", kv_scales=((1, 1),))
+    shape = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 8, "kv_type": "fp16", "kv_layout": "nhd",
+             "kv_order": "page"}
+    with kvtrunk.testing.daemon(**shape) as daemon:
+        with daemon.connect(geometry=kvtrunk.Geometry(**shape)) as client:
+            assert client.info.geometry == kvtrunk.Geometry(**shape)
