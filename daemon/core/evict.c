@@ -53,15 +53,15 @@ static void evict_side(struct kvt_core *core)
 	core->count->evicted_pages++;
 }
 
-void kvt_evict_pages(struct kvt_core *core, uint32_t n)
+/** Evict up to n pages off the pinned path. Returns how many are still missing. */
+static uint32_t evict_some(struct kvt_core *core, uint32_t n)
 {
-	KVT_ASSERT(n <= core->count->evictable_pages);
 	while (n > 0) {
 		uint32_t steps = UINT32_MAX, id;
 
 		n -= kvt_min(n, kvt_reclaim(core, &steps, n));
 		if (n == 0)
-			return;
+			return 0;
 		if (core->stale_roots > 0) {
 			kvt_detach_stale(core, 1, UINT32_MAX);
 			continue;
@@ -72,9 +72,27 @@ void kvt_evict_pages(struct kvt_core *core, uint32_t n)
 			n--;
 			continue;
 		}
-		KVT_ASSERT(id != KVT_NONE);
+		if (id == KVT_NONE)
+			return n;
 		n -= kvt_min(n, kvt_node_trim(core, id, kvt_node_last(core, id, n), 0));
 	}
+	return 0;
+}
+
+void kvt_evict_pages(struct kvt_core *core, uint32_t n)
+{
+	KVT_ASSERT(n <= core->count->evictable_pages);
+	n = evict_some(core, n);
+	KVT_ASSERT(n == 0);
+}
+
+void kvt_evict_path_last(struct kvt_core *core, uint32_t n, uint32_t path_node)
+{
+	KVT_ASSERT(n <= core->count->evictable_pages);
+	kvt_path_pin(core, path_node, true);
+	n = evict_some(core, n);
+	kvt_path_pin(core, path_node, false);
+	kvt_evict_pages(core, n);
 }
 
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n)

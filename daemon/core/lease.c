@@ -520,22 +520,24 @@ static uint32_t point_let(struct kvt_core *core, uint32_t node, uint32_t reuse, 
 	return n;
 }
 
-/** Count the pages to evict for a BEGIN that lacks room which its own match has: side pages, and
- * main pages that it cannot reuse. All else goes first. 0: without its match it would be refused,
- * too. */
-static uint32_t evict_first(const struct kvt_core *core, const struct kvt_op_context *op,
-			    const struct begin_plan *plan)
+/** Note the pages to evict for a BEGIN that lacks room which its own match has: side pages, and
+ * main pages that it cannot reuse. All else goes first. Note nothing if it would be refused without
+ * its match, too. */
+static void evict_first(struct kvt_core *core, const struct kvt_op_context *op,
+			const struct begin_plan *plan)
 {
-	uint32_t path = (uint32_t)plan->need.path_pages, gives;
+	uint32_t path = (uint32_t)plan->need.path_pages, n = plan->table, gives;
 	uint64_t limit;
 
-	if (core->n_sides == 0 || plan->table > room(core, 0) ||
-	    beyond_quota(core, op->session, plan->table, 0, &limit))
-		return 0;
+	if (op->sqe->flags & KVT_F_OWN_STREAM)
+		n -= own_pages(core, op->session, n);
+	if (n > room(core, 0) || beyond_quota(core, op->session, n, 0, &limit))
+		return;
 	gives = kvt_min(op->cqe->refused.needed - op->cqe->refused.number, path);
-	if (beyond_quota(core, op->session, plan->table, path - gives, &limit))
+	if (beyond_quota(core, op->session, n, path - gives, &limit))
 		gives = path;
-	return (uint32_t)core->count->evictable_pages - path + gives;
+	core->evict_first = (uint32_t)core->count->evictable_pages - path + gives;
+	core->evict_path = plan->walk.node;
 }
 
 static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
@@ -585,7 +587,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
 	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
 	if (error) {
-		core->evict_first = evict_first(core, op, plan);
+		evict_first(core, op, plan);
 		return error;
 	}
 	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))

@@ -38,7 +38,8 @@ enum kvt_record_kind {
 	KVT_REC_COMPACT = 12,  /* MERGE events */
 	KVT_REC_ADMIN = 13,    /* EVICT, RESET or REMOVE by the operator: sqe.op says which. With a
 				  session: the REMOVE empties a namespace, for one that it opens.
-				  Value 1: the EVICT makes room for the BEGIN that follows */
+				  Value 1: the EVICT makes room for the BEGIN that follows,
+				  whose match, the path to sqe.node, goes last */
 	KVT_REC_DRAIN = 14,    /* value 1: from here on operations that would begin a lease are
 				  refused, 0: no more */
 	KVT_REC_ADOPT = 15,    /* a successor took over here: value 1 if it rolled back an

@@ -358,6 +358,8 @@ static int op_evict(struct kvt_oracle *o)
 
 	if (n > evictable)
 		n = (uint32_t)evictable;
+	if (run->record->kind == KVT_REC_ADMIN && model_node(o, run->record->sqe.node))
+		model_own(o, run->record->sqe.node);
 	run->need_pages = o->in_state[KVT_PAGE_FREE] + n;
 	TRY(events_follow(o, EVENT_BIT(KVT_EV_TRIM) | EVENT_BIT(KVT_EV_FREE)));
 	if (run->evicted < n)
