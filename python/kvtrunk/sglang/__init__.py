@@ -122,10 +122,10 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 def _load_model(original: Any, runner: Any, *arguments: Any, **options: Any) -> Any:
     if wanted() and not runner.is_draft_worker:
         from . import _identity, _refusals
-        args = runner.server_args
+        resolved = _refusals.Resolved()
         _refusals.check_config(runner.model_config)
-        _refusals.check(args)
-        runner.kvtrunk_files = _identity.Files(args.model_path, args.load_format, args)
+        _refusals.check(resolved)
+        runner.kvtrunk_files = _identity.Files(resolved.model_path, resolved.load_format, resolved)
     return original(runner, *arguments, **options)
 
 

@@ -28,8 +28,8 @@ requests."""
 class Files:
     """A model's files, and their digest, taken while SGLang loads them. Made before it begins."""
 
-    def __init__(self, model: str, load_format: Any, server_args: Any) -> None:
-        self._model = model, server_args.revision, server_args.download_dir
+    def __init__(self, model: str, load_format: Any, options: Any) -> None:
+        self._model = model, options.revision, options.download_dir
         self._format = str(getattr(load_format, "value", load_format) or "auto")
         self._weights: Optional[_weights.Weights] = None
         self.tensors: Optional[dict[str, Any]] = None

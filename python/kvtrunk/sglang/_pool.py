@@ -138,8 +138,7 @@ def _session(**options: Any) -> Client:
 
 def socket(which: str = "socket") -> Optional[str]:
     """The daemon's socket, or the store's, whose name may have this rank's device."""
-    from sglang.srt.runtime_context import get_server_args
-    on_device = get_server_args().device == "cuda"
+    on_device = _refusals.Resolved().device == "cuda"
     try:
         return socket_of(None, torch.cuda.current_device() if on_device else None, which=which)
     except ValueError as error:

@@ -2,7 +2,7 @@
 """What kvtrunk.sglang does not do, each in a sentence that names the flag."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, NamedTuple, Optional
 
 from .. import Error
 
@@ -11,78 +11,96 @@ class Refused(Error):
     """This engine cannot share its KV: the text names the flag and what to do."""
 
 
-def _is_set(name: str) -> Callable[[Any], bool]:
-    return lambda args: bool(getattr(args, name, None))
+class Resolved:
+    """SGLang's options by name, as SGLang resolved them in this process: what was typed, what a
+    model's hooks and the platform made of it, and what was changed since. Refused: it has none of
+    that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        from sglang.srt.runtime_context import get_context
+        try:
+            return get_context().config_leaf(name)
+        except ValueError as error:
+            raise Refused(f"--radix-cache-backend kvtrunk needs to know SGLang's option {name}: "
+                          f"{error} (python -m kvtrunk.sglang doctor)") from None
 
 
-def _above_one(name: str) -> Callable[[Any], bool]:
-    return lambda args: bool(getattr(args, name, 1) not in (None, 0, 1))
+class Rule(NamedTuple):
+    """An option that does not work."""
+
+    flag: str
+    option: str
+    """SGLang's name of its value."""
+    works: tuple[Any, ...]
+    """Values that do."""
+    cure: str
 
 
-def _post_capture(_args: Any) -> bool:
-    from sglang.srt.environ import envs
-    return bool(envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get())
-
-
+_OFF = None, False, ""
+_ONE = None, 0, 1
 STORE = ("leave it out. To keep in host memory what the pool evicts, start kvtstored beside the "
          "daemon")
 
-# (what is refused, does it hold, what to do)
-REFUSALS: list[tuple[str, Callable[[Any], bool], str]] = [
-    ("--speculative-algorithm", _is_set("speculative_algorithm"),
-     "draft layers have no place in the shared pages: leave it out"),
-    ("--enable-hierarchical-cache", _is_set("enable_hierarchical_cache"),
-     f"it is of one engine: {STORE}"),
-    ("--enable-lmcache", _is_set("enable_lmcache"), f"it is another prefix cache: {STORE}"),
-    ("--enable-flexkv", _is_set("enable_flexkv"), f"it is another prefix cache: {STORE}"),
-    ("--enable-hisparse", _is_set("enable_hisparse"), "it moves KV out of its pages: leave it out"),
-    ("--enable-unified-memory", _is_set("enable_unified_memory"),
-     "its pool is not made of one kind of page: leave it out"),
-    ("--enable-page-major-kv-layout", _is_set("enable_page_major_kv_layout"),
-     "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
-    ("--enable-unified-cache-external-linker", _is_set("enable_unified_cache_external_linker"),
-     f"it is another store behind the prefix cache: {STORE}"),
-    ("--enable-memory-saver", _is_set("enable_memory_saver"),
-     "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
-    ("--disaggregation-mode", lambda args: bool(args.disaggregation_mode not in (None, "null")),
-     "two engines on one pool need no transfer: start them without it"),
-    ("--enable-pdmux", _is_set("enable_pdmux"), "it is not supported: leave it out"),
-    ("--nnodes", _above_one("nnodes"), "the ranks must be processes of this host: leave it out"),
-    ("--pp-size", _above_one("pp_size"), "pipeline parallelism is not supported: leave it out"),
-    ("--attn-dp-size", lambda args: bool(
-        _above_one("attn_dp_size")(args) or _is_set("enable_dp_attention")(args)),
-     "its ranks have requests of their own, and all ranks of an engine write each page: leave it and "
-     "--enable-dp-attention out; --dp-size alone makes whole replicas"),
-    ("--attn-cp-size", _above_one("attn_cp_size"), "KV sharding is not supported: leave it out"),
-    ("--dcp-size", _above_one("dcp_size"), "KV sharding is not supported: leave it out"),
-    ("--enable-kv-cache-sharding", _is_set("enable_kv_cache_sharding"),
-     "KV sharding is not supported: leave it out"),
-    ("--dllm-algorithm", _is_set("dllm_algorithm"), "diffusion models are not supported"),
-    ("--enable-streaming-session", _is_set("enable_streaming_session"),
-     "it keeps rows between requests: leave it out"),
-    ("--enable-session-radix-cache", _is_set("enable_session_radix_cache"),
-     "it is not supported: leave it out"),
-    ("--kv-canary", lambda args: bool(getattr(args, "kv_canary", "none") not in (None, "none")),
-     "it writes into pages of others: leave it out"),
-    ("--startup-weight-load-mode overlap",
-     lambda args: bool(getattr(args, "startup_weight_load_mode", None) == "overlap"),
-     "the weights must be known before the first request: leave it out"),
-    ("--prefill-only-disable-kv-cache", _is_set("prefill_only_disable_kv_cache"),
-     "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
-    ("--quantization-param-path", _is_set("quantization_param_path"),
-     "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
-    ("--device", lambda args: bool(args.device not in ("cpu", "cuda")),
-     "the pool is in the memory of the host or of a CUDA device: leave --radix-cache-backend out"),
-    ("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", _post_capture,
-     "the pool has one size, which the daemon gave it: set it to 0"),
-]
+RULES = (
+    Rule("--speculative-algorithm", "speculative_algorithm", _OFF,
+         "draft layers have no place in the shared pages: leave it out"),
+    Rule("--enable-hierarchical-cache", "enable_hierarchical_cache", _OFF,
+         f"it is of one engine: {STORE}"),
+    Rule("--enable-lmcache", "enable_lmcache", _OFF, f"it is another prefix cache: {STORE}"),
+    Rule("--enable-flexkv", "enable_flexkv", _OFF, f"it is another prefix cache: {STORE}"),
+    Rule("--enable-hisparse", "enable_hisparse", _OFF,
+         "it moves KV out of its pages: leave it out"),
+    Rule("--enable-unified-memory", "enable_unified_memory", _OFF,
+         "its pool is not made of one kind of page: leave it out"),
+    Rule("--enable-page-major-kv-layout", "enable_page_major_kv_layout", _OFF,
+         "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
+    Rule("--enable-unified-cache-external-linker", "enable_unified_cache_external_linker", _OFF,
+         f"it is another store behind the prefix cache: {STORE}"),
+    Rule("--enable-memory-saver", "enable_memory_saver", _OFF,
+         "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
+    Rule("--disaggregation-mode", "disaggregation_mode", (None, "null"),
+         "two engines on one pool need no transfer: start them without it"),
+    Rule("--enable-pdmux", "enable_pdmux", _OFF, "it is not supported: leave it out"),
+    Rule("--nnodes", "nnodes", _ONE, "the ranks must be processes of this host: leave it out"),
+    Rule("--pp-size", "pp_size", _ONE, "pipeline parallelism is not supported: leave it out"),
+    Rule("--attn-dp-size", "attn_dp_size", _ONE,
+         "its ranks have requests of their own, and all ranks of an engine write each page: leave "
+         "it, --enable-dp-attention and --dwdp-size out; --dp-size alone makes whole replicas"),
+    Rule("--attn-cp-size", "attn_cp_size", _ONE, "KV sharding is not supported: leave it out"),
+    Rule("--dcp-size", "dcp_size", _ONE, "KV sharding is not supported: leave it out"),
+    Rule("--enable-kv-cache-sharding", "enable_kv_cache_sharding", _OFF,
+         "KV sharding is not supported: leave it out"),
+    Rule("--dllm-algorithm", "dllm_algorithm", _OFF, "diffusion models are not supported"),
+    Rule("--enable-streaming-session", "enable_streaming_session", _OFF,
+         "it keeps rows between requests: leave it out"),
+    Rule("--enable-session-radix-cache", "enable_session_radix_cache", _OFF,
+         "it is not supported: leave it out"),
+    Rule("--kv-canary", "kv_canary", (None, "none"),
+         "it writes into pages of others: leave it out"),
+    Rule("--startup-weight-load-mode", "startup_weight_load_mode", (None, "serial"),
+         "the weights must be known before the first request: leave it out"),
+    Rule("--prefill-only-disable-kv-cache", "prefill_only_disable_kv_cache", _OFF,
+         "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
+    Rule("--quantization-param-path", "quantization_param_path", _OFF,
+         "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
+    Rule("--device", "device", ("cpu", "cuda"),
+         "the pool is in the memory of the host or of a CUDA device: leave --radix-cache-backend "
+         "out"),
+)
 
 
-def check(server_args: Any) -> None:
-    """Raise Refused for the first thing that does not work."""
-    for what, holds, cure in REFUSALS:
-        if holds(server_args):
-            raise Refused(f"--radix-cache-backend kvtrunk does not go with {what}: {cure}")
+def check(options: Any) -> None:
+    """Raise Refused for the first thing that does not work. options: Resolved()."""
+    for rule in RULES:
+        value = getattr(options, rule.option)
+        if value not in rule.works:
+            raise Refused(f"--radix-cache-backend kvtrunk does not go with {rule.flag} {value}: "
+                          f"{rule.cure}")
+    from sglang.srt.environ import envs
+    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
+        raise Refused("--radix-cache-backend kvtrunk does not go with "
+                      "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool has one size, which the "
+                      "daemon gave it: set it to 0")
 
 
 def check_config(config: Any) -> None:

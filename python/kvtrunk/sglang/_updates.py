@@ -12,10 +12,8 @@ import logging
 import secrets
 from typing import Any, Callable, Iterator, Optional
 
-from sglang.srt.runtime_context import get_server_args
-
 from .._name import Name
-from . import _identity, _pool
+from . import _identity, _pool, _refusals
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ class Updates:
 
     def from_disk(self, original: Original, request: Any) -> Any:
         """update_weights_from_disk(). SGLang tells of its first write."""
-        files = _identity.Files(request.model_path, request.load_format, get_server_args())
+        files = _identity.Files(request.model_path, request.load_format, _refusals.Resolved())
         before = None if self._name.alone else str(self._name)
         try:
             return self._run(original)

@@ -27,7 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
     "sglang.srt.runtime_context.get_memory": (),
     "sglang.srt.runtime_context.get_schedule": (),
-    "sglang.srt.runtime_context.get_server_args": (),
+    "sglang.srt.runtime_context.RuntimeContext.config_leaf": ("name",),
     "sglang.srt.distributed.parallel_state.get_tp_group": (),
     "sglang.srt.distributed.parallel_state.GroupCoordinator.broadcast_object": ("obj",),
     "sglang.srt.managers.tp_worker.BaseTpWorker.model_runner": (),

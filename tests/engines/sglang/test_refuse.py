@@ -11,28 +11,40 @@ import torch
 from kvtrunk.sglang import _refusals, compat
 
 
-def arguments(**more):
-    return types.SimpleNamespace(**{"device": "cpu", "disaggregation_mode": "null", **more})
+def options(**more):
+    """Resolved ones, as a plain engine has them."""
+    return types.SimpleNamespace(**{**{rule.option: rule.works[0] for rule in _refusals.RULES},
+                                    **more})
 
 
 @pytest.mark.parametrize("option, value, flag", [
     ("speculative_algorithm", "EAGLE", "--speculative-algorithm"),
-    ("enable_hierarchical_cache", True, "--enable-hierarchical-cache: .* start kvtstored"),
-    ("enable_lmcache", True, "--enable-lmcache: .* start kvtstored"),
+    ("enable_hierarchical_cache", True, "--enable-hierarchical-cache True: .* start kvtstored"),
+    ("enable_lmcache", True, "--enable-lmcache True: .* start kvtstored"),
     ("disaggregation_mode", "decode", "--disaggregation-mode"),
     ("nnodes", 2, "--nnodes"),
     ("pp_size", 2, "--pp-size"),
     ("attn_dp_size", 2, "--attn-dp-size"),
-    ("enable_dp_attention", True, "--enable-dp-attention"),
     ("enable_memory_saver", True, "--enable-memory-saver"),
     ("enable_streaming_session", True, "--enable-streaming-session"),
     ("device", "xpu", "--device"),
     ("quantization_param_path", "scales.json", "--quantization-param-path"),
 ])
 def test_an_option_is_refused_by_its_flag(option, value, flag):
-    _refusals.check(arguments())
+    _refusals.check(options())
     with pytest.raises(_refusals.Refused, match=flag):
-        _refusals.check(arguments(**{option: value}))
+        _refusals.check(options(**{option: value}))
+
+
+def test_an_option_that_sglang_lacks_is_a_sentence(monkeypatch):
+    """One of another release, where no rule could see what it was set to."""
+    from sglang.srt import runtime_context
+    from sglang.srt.server_args import ServerArgs
+
+    runtime_context.publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler")
+    monkeypatch.setattr(_refusals, "RULES", (_refusals.Rule("--gone", "gone", (None,), ""),))
+    with pytest.raises(_refusals.Refused, match="option gone: .*doctor"):
+        _refusals.check(_refusals.Resolved())
 
 
 def attention(**more):
@@ -293,8 +305,8 @@ def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
 
 def test_a_socket_names_the_device_of_a_rank(monkeypatch):
     from kvtrunk.sglang import _pool
-    given = arguments()
-    monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: given)
+    given = options()
+    monkeypatch.setattr(_refusals, "Resolved", lambda: given)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.setenv("KVTRUNK_SOCKET", "/run/gpu{device}.sock")
