@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN and
-commit_now(), and EXTEND for more pages than are in stock.
+"""A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN, and
+EXTEND for more pages than are in stock.
 
 Its fences are those of the one stream that writes pages. So pages of a lease that ends behind a
 fence are given out again at once, to this session (OWN_STREAM).
@@ -293,15 +293,6 @@ class Ring:
         self._reap()
         pages, self._not_taken = self._not_taken, []
         return pages
-
-    def commit_now(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
-                   chunked: bool) -> tuple[list[int], int]:
-        """commit(), and wait for its outcome: the page table, with the cached twins of pages that
-        others sealed first, and how many keys the daemon has. Unless chunked, the lease's own pages
-        that have twins are freed."""
-        self._commit(lease, computed, keys, fence, _CHUNKED | lib.KVT_F_KEEP if chunked else 0)
-        _, pages = self._call()
-        return pages, self._result.known
 
     def pages(self, n: int) -> Optional[list[int]]:
         """n private pages that are in no lease, until free(). None: no space for all."""

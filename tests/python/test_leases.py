@@ -11,7 +11,7 @@ import pytest
 from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
 from kvtrunk.sglang._leases import DECODE_POSITIONS, Leases
 
-PAGE, PAGES = 16, 64
+PAGE, PAGES, WORD = 16, 64, 3
 NONE = array("I")
 
 
@@ -109,26 +109,93 @@ def test_the_parts_of_the_pool_always_add_up(engines):
     assert again.positions == 80 and a.sum() == PAGES - 1
 
 
-def test_what_was_computed_twice_is_cached_once(engines):
-    a, b = engines
-    one, two = a.begin("one", 64), b.begin("two", 64, reuse=False)
-    a.leases.give(one, 64)
-    b.leases.give(two, 64)
-    a.leases.commit(one, 64, NONE, last=True)
-    assert b.leases.commit(two, 64, NONE, last=True) == 64
-    assert one.pages[:4] == two.pages[:4] and b.sum() == PAGES - 1
+def await_cached(engine, n, seed=0):
+    """Wait until so many keys' pages are cached."""
+    while engine.leases.probe(engine.space, keys(n, seed)) < n:
+        pass
 
 
-def test_pages_of_a_chunk_in_flight_stay_its_own(engines):
-    """Another lease seals beyond the first chunk: what the second is launched on does not move."""
+def test_what_was_computed_twice_is_cached_once_and_its_own_until_its_end(engines):
+    """What passes were launched on does not move."""
     a, b = engines
     one, two = a.begin("one", 128), b.begin("two", 128, reuse=False)
     mine = array("I", two.pages)
+    a.leases.give(one, 128)
+    b.leases.give(two, 128)
     a.leases.commit(one, 128, NONE, last=True)
+    await_cached(a, 128)
     assert b.leases.commit(two, 64, NONE, last=False) == 64
-    assert two.pages[:4] == one.pages[:4] and two.pages[4:] == mine[4:]
     assert b.leases.commit(two, 128, NONE, last=True) == 128
-    assert two.pages[:8] == one.pages[:8]
+    assert two.pages == mine and b.sum() == PAGES - 1
+    assert a.client.stats().cached_pages == 8
+    for engine, lease in ((a, one), (b, two)):
+        engine.leases.end(lease)
+    while a.client.counters()["private_pages"]:
+        pass
+    assert a.client.stats().cached_pages == 8
+
+
+class Streams:
+    """A device's stream that lags: pass n ends when it is told."""
+
+    def __init__(self, client, monkeypatch):
+        self.client, self.queued = client, 0
+        monkeypatch.setattr(client, "record_fence", lambda _: (WORD, self.queued))
+
+    def launch(self, leases, *prompts):
+        self.queued += 1
+        leases.launched(1, prompts)
+
+    def end(self, n):
+        self.client.raise_fence(WORD, n)
+
+
+def test_a_prompt_is_published_when_its_own_pass_has_ended(engines, monkeypatch):
+    """The scheduler does not wait for it, nor the pages for the pass that was launched behind it."""
+    a, b = engines
+    stream = Streams(a.client, monkeypatch)
+    lease = a.begin("one", 100)
+    a.leases.give(lease, 100)
+    stream.launch(a.leases, lease)
+    stream.launch(a.leases)  # the first decode
+    assert a.leases.commit(lease, 100, NONE, last=True) == 96  # the scheduler goes on at once
+    b.client.stats()  # whatever the daemon had to do it has done
+    assert b.leases.probe(b.space, keys(96)) == 0
+    stream.end(1)
+    await_cached(b, 96)
+    # The end gives back what the second pass may still write.
+    a.leases.end(lease)
+    a.client.stats()
+    assert b.client.counters()["private_pages"] > 0
+    stream.end(2)
+    while b.client.counters()["private_pages"]:
+        pass
+
+
+def test_chunks_are_published_one_by_one(engines, monkeypatch):
+    a, b = engines
+    stream = Streams(a.client, monkeypatch)
+    lease = a.begin("one", 160)
+    a.leases.give(lease, 160)
+    for n, end in enumerate((64, 128), 1):
+        stream.launch(a.leases, lease)
+        assert a.leases.commit(lease, end, NONE, last=False) == end
+    stream.end(1)
+    await_cached(b, 64)
+    assert b.leases.probe(b.space, keys(128)) == 64
+    stream.end(2)
+    await_cached(b, 128)
+
+
+def test_a_full_pool_is_not_asked_again_until_it_changes(engines):
+    a, b = engines
+    held = a.begin("one", 900)
+    assert b.begin("two", 300, seed=2) is None and b.leases.still_full()
+    assert b.leases.still_full()
+    a.leases.end(held)
+    while b.leases.still_full():
+        pass
+    assert b.begin("two", 300, seed=2) is not None and not b.leases.still_full()
 
 
 def test_without_keys_nothing_is_shared(engines):
@@ -157,8 +224,9 @@ def test_without_a_daemon_every_answer_is_that_of_a_full_pool(caplog):
         lease = engine.begin("one", 100)
         engine.leases.give(lease, 100)
         daemon.kill()
-        assert engine.leases.commit(lease, 100, NONE, last=True) == 0 and engine.leases.lost
-        assert engine.begin("two", 10) is None and not engine.leases.room(lease, 5000)
+        assert engine.begin("two", 10) is None and engine.leases.lost
+        assert engine.leases.commit(lease, 100, NONE, last=True) == 0
+        assert not engine.leases.room(lease, 5000)
         assert engine.leases.probe(engine.space, keys(50)) == 0
         engine.leases.end(lease, 100)
         assert engine.sum() == PAGES - 1
@@ -246,6 +314,7 @@ def checking(engines, monkeypatch):
     a.leases.give(lease, 100)
     a.leases.commit(lease, 100, NONE, last=True)
     a.leases.end(lease)
+    await_cached(b, 96)
     return a, b
 
 
@@ -338,10 +407,10 @@ gates = []
 def wait(number):
     gates[number or 0].wait()
 
-def launch(engine):
+def launch(engine, *prompts):
     gates.append(threading.Event())
     assert not driver.cuLaunchHostFunc(stream, wait, ctypes.c_void_p(len(gates) - 1))
-    engine.leases.launched(stream.value)
+    engine.leases.launched(stream.value, prompts)
     return gates[-1]
 
 with testing.daemon(page_size=PAGE, n_pages=PAGES, n_layers=1, n_kv_heads=1, head_dim=8,
@@ -351,34 +420,23 @@ with testing.daemon(page_size=PAGE, n_pages=PAGES, n_layers=1, n_kv_heads=1, hea
     one, two = a.begin("one", 100), a.begin("two", 100, 1)
     for lease in (one, two):
         a.leases.give(lease, 100)
-    first, recorded, record = launch(a), threading.Event(), a.client.record_fence
-    found = []
+    first, second = launch(a, one), launch(a)  # its prompt, and its first token
+    assert a.leases.commit(one, 100, NONE, last=True) == 96
+    a.client.stats()
+    assert b.leases.probe(b.space, keys(100)) == 0
+    first.set()
+    while b.leases.probe(b.space, keys(100)) != 96:
+        time.sleep(0)
 
-    def recording(stream):
-        fence = record(stream)
-        recorded.set()
-        return fence
-
-    def open_first():
-        recorded.wait()
-        found.append(b.leases.probe(b.space, keys(100)))
-        first.set()
-
-    a.client.record_fence = recording
-    opener = threading.Thread(target=open_first)
-    opener.start()
-    assert a.leases.commit(one, 100, NONE, last=True) == 96 and first.is_set()
-    opener.join()
-    assert found == [0] and b.leases.probe(b.space, keys(100)) == 96
-
-    fence, second = a.leases._fence(), launch(a)
+    fence, third = a.leases._fence(), launch(a)
     a.leases.end(two, 100)
     a.leases.end(one)
     assert a.leases._fence() == a.leases._fence() != fence
     a.leases.reap()
     free = b.leases.reading().free
-    assert b.leases.probe(b.space, keys(100, 1)) == 0
     second.set()
+    assert b.leases.probe(b.space, keys(100, 1)) == 0
+    third.set()
     while b.leases.probe(b.space, keys(100, 1)) != 96 or b.leases.reading().free == free:
         time.sleep(0)
     for engine in (a, b):

@@ -74,11 +74,12 @@ def _budget(original: Any, configurator: Any, *arguments: Any, **options: Any) -
     return 1 << 60
 
 
-def _launch(original: Any, scheduler: Any, *arguments: Any, **options: Any) -> Any:
-    result = original(scheduler, *arguments, **options)
+def _launch(original: Any, scheduler: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+    result = original(scheduler, batch, *arguments, **options)
     launched = getattr(scheduler.token_to_kv_pool_allocator, "launched", None)
     if launched is not None:
-        launched(scheduler)
+        launched(scheduler, batch)
+        scheduler.tree_cache.look_again(scheduler.running_batch)
     return result
 
 

@@ -116,6 +116,8 @@ class KvtrunkCache(BasePrefixCache):
         self.adapters = adapters
         self.updates = _updates.Updates(name, tensors, self._renamed)
         self._look_again = 0.0
+        self._room: Optional[int] = None
+        """Pages that there were when the last request found too few."""
         self._spaces = Spaces(self.leases.ring, self._open_space)
         self._found: Any = _RANK_0S
         self._bounds = bounds
@@ -215,7 +217,30 @@ class KvtrunkCache(BasePrefixCache):
                     not envs.SGLANG_RADIX_FORCE_MISS.get())
 
     def admit(self, adder: Any, req: Any, original: Any) -> Any:
-        """PrefillAdder.add_one_req(): begin a lease, and let SGLang decide on that."""
+        """PrefillAdder.add_one_req(): begin a lease, and let SGLang decide on that.
+
+        After NO_TOKEN, SGLang looks at no waiting request until one of its own has left. Here other
+        engines give room, too: look_again().
+        """
+        answer = self._admit(adder, req, original)
+        self._room = self.leases.see(self._pages) if answer == AddReqResult.NO_TOKEN else None
+        return answer
+
+    def look_again(self, running: Any) -> None:
+        """Let SGLang look at its waiting requests if there is more room than when it stopped.
+        running: its running batch."""
+        if self._room is None or not running.batch_is_full:
+            return
+        room = self.leases.see(self._pages)
+        running.batch_is_full = room <= self._room
+        self._room = room
+
+    def _pages(self) -> int:
+        """Pages that a request could get."""
+        reading = self.leases.reading()
+        return reading.free + reading.evictable
+
+    def _admit(self, adder: Any, req: Any, original: Any) -> Any:
         leases = self.leases
         if adder.prefill_max_requests is not None and \
                 len(adder.can_run_list) >= adder.prefill_max_requests:
@@ -231,8 +256,8 @@ class KvtrunkCache(BasePrefixCache):
         if leases.is_held_back(req.rid):  # the next request; this one stays in the queue
             return self._not_now(AddReqResult.CONTINUE, alone)
         length = len(req.full_untruncated_fill_ids)
-        if not alone and self._missing(adder, req, length) > 0:
-            return AddReqResult.NO_TOKEN
+        if leases.still_full() or not alone and self._missing(adder, req, length) > 0:
+            return self._not_now(AddReqResult.NO_TOKEN, alone)
         lease = self._begin(req, length)
         if lease is None:
             held = leases.is_held_back(req.rid)
@@ -331,14 +356,9 @@ class KvtrunkCache(BasePrefixCache):
         if req.finished():
             self.leases.end(lease, up_to, keys)
             return
-        done = req.kv.cache_protected_len
         now = self.leases.commit(lease, up_to, keys, last=up_to >= len(ids))
-        if now > done:
-            row = self.req_to_token_pool.req_to_token
-            self.req_to_token_pool.write((req.kv.req_pool_idx, slice(done, now)),
-                                         self.allocator.slots(lease, done, now).to(row.dtype))
-            req.kv.cache_protected_len = now
-            req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, now)
+        req.kv.cache_protected_len = max(req.kv.cache_protected_len, now)
+        req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, now)
 
     def _check(self, req: Any, lease: Lease) -> None:
         """Compare the page that the request computed with the one that it could have reused."""

@@ -23,7 +23,7 @@ import dataclasses
 import logging
 import marshal
 from array import array
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale
 from .._check import Checks, check_every
@@ -45,7 +45,7 @@ class Lease:
     """
 
     __slots__ = ("number", "pages", "positions", "cached", "given", "known", "spare", "locks",
-                 "shared", "own", "theirs", "sealer", "__weakref__")
+                 "shared", "written", "own", "theirs", "sealer", "__weakref__")
 
     def __init__(self, positions: int = 0) -> None:
         self.number: Optional[tuple[int, int]] = None
@@ -54,7 +54,7 @@ class Lease:
         self.positions = positions
         """Positions that were cached when it began."""
         self.cached = 0
-        """Leading pages that the tree has: read only."""
+        """Leading pages that the tree has, or will have: read only."""
         self.given = 0
         """Leading pages that the request's row has."""
         self.known = 0
@@ -65,6 +65,8 @@ class Lease:
         """SGLang's locks; with the last one the lease ends."""
         self.shared = True
         """False: it publishes nothing (more)."""
+        self.written: Optional[Fence] = None
+        """Behind the last pass that computed a part of its prompt, on a device."""
         self.own: Optional[int] = None
         """A page of the session's that the row has in place of one to check."""
         self.theirs: Optional[int] = None
@@ -81,6 +83,8 @@ class Reading:
     evictable: int
     others: int
     """Neither free nor evictable; those of this scheduler included."""
+    inserted: int = 0
+    """That became cached since the daemon's start."""
 
 
 class Leases:
@@ -106,6 +110,10 @@ class Leases:
         self._wait_ms: dict[str, int] = {}
         """How long their next BEGIN may wait."""
         self._live: dict[tuple[int, int], Lease] = {}
+        self.no_room = False
+        """The last BEGIN found no room."""
+        self._full: Optional[Reading] = None
+        """What the pool had before that, as rank 0 saw it."""
         self._check_every = check_every()
         self._begin_checks()
 
@@ -141,10 +149,13 @@ class Leases:
 
     # ---- devices
 
-    def launched(self, stream: int) -> None:
+    def launched(self, stream: int, prompts: Iterable[Lease] = ()) -> None:
         """A forward pass was queued on this CUDA stream, which touches pages that requests have.
-        Always the same stream: pages are given out again in its order."""
+        Always the same stream: pages are given out again in its order. prompts: leases of which it
+        computes a part of the prompt. Later passes write behind that."""
         self._stream, self._recorded = stream, None
+        for lease in prompts:
+            lease.written = self._fence()
 
     def _fence(self) -> Optional[Fence]:
         """A fence behind all forward passes so far. All ranks call this in the same order: rank 0's
@@ -211,6 +222,7 @@ class Leases:
             begun = Begun(*answer)
             if begun.lease is not None or begun.ticket:
                 break
+        self.no_room = begun.lease is None and not begun.ticket
         if begun.lease is None:
             if begun.ticket:
                 self._waiting[request] = begun.ticket
@@ -266,7 +278,14 @@ class Leases:
                 self._checks.dropped(lease.sealer, why)
 
     def _begin(self, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
-        return self.ring.begin(namespace._id, *arguments, **more)
+        before = self.reading()
+        begun = self.ring.begin(namespace._id, *arguments, **more)
+        self._full = before if begun.lease is None and not begun.ticket else None
+        return begun
+
+    def still_full(self) -> bool:
+        """Whether the last BEGIN found no room, and nothing in the pool has changed since."""
+        return self.no_room and bool(self.see(lambda: self.reading() == self._full))
 
     def room(self, lease: Lease, positions: int) -> bool:
         """Have pages for `positions`, by EXTEND. False: the pool has none."""
@@ -297,23 +316,21 @@ class Leases:
         self.rows -= n
 
     def commit(self, lease: Lease, computed: int, keys: Any, *, last: bool) -> int:
-        """Publish positions [0, computed). keys: those from `lease.known` on. last: of the prompt.
-        Returns the leading positions that are the tree's now.
+        """Publish positions [0, computed) when the pass that computed them has ended; does not wait
+        for it. keys: those from `lease.known` on. last: of the prompt. Returns the leading positions
+        that are the tree's from then on.
 
-        Before the last commit pages that others sealed first stay this lease's, until its end: the
-        next chunk may have been launched on them.
+        Pages that others sealed first stay this lease's, until its end: passes that are launched on
+        them may be under way.
         """
         done = lease.cached * self.page_size
         if not lease.shared or lease.theirs is not None or computed < done + self.page_size:
             return done
-        answer = self.see(self._try, self.ring.commit_now, lease.number, computed, keys,
-                          self._fence(), not last)
-        if answer is None:
-            lease.shared = False  # its pages stay as they are, and its own
-            return done
-        table, lease.known = answer
+        if not self.see(self._try, self.ring.commit, lease.number, computed, keys,
+                        lease.written or self._fence(), not last):
+            return done  # a later one, or the end, brings them
+        lease.known += len(keys)
         pages = computed // self.page_size
-        lease.pages[:pages] = array("I", table[:pages])
         self.rows -= pages - lease.cached
         lease.cached = pages
         self._count(lease)
@@ -358,12 +375,12 @@ class Leases:
             return Reading(0, 0, self.n_pages - 1)
         return Reading(counters["free_pages"], counters["evictable_pages"],
                        counters["protected_pages"] + counters["quarantined_pages"] +
-                       counters["private_pages"])
+                       counters["private_pages"], counters["inserted_pages"])
 
     # ---- inside
 
     def reap(self) -> None:
-        """Take the answers of END."""
+        """Take the answers of COMMIT and END."""
         if self.follows:
             return
         for _, error in self._try(self.ring.reap) or ():

@@ -358,12 +358,14 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
 
     # ---- devices
 
-    def launched(self, scheduler: Any) -> None:
+    def launched(self, scheduler: Any, batch: Any) -> None:
         """A batch was queued. With SGLang's overlap it runs on a stream of its own."""
         if self.device != "cpu":
             self._stream = (scheduler.forward_stream if scheduler.enable_overlap
                             else torch.cuda.current_stream())
-            self.leases.launched(self._stream.cuda_stream)
+            extends = batch.forward_mode.is_extend()
+            self.leases.launched(self._stream.cuda_stream,
+                                 (req.last_node for req in batch.reqs) if extends else ())
 
     def wait_for_launched(self) -> None:
         """Order what is queued next on the current stream behind all forward passes."""

@@ -3,6 +3,8 @@
 
     serve.py MODEL OPTIONS      OPTIONS: a JSON object for sglang.Engine
 """
+import asyncio
+
 from serving import serve
 
 
@@ -72,6 +74,30 @@ async def scaled_in_flight(engine, prompt, max_tokens, **update):
     return [done, tokens]
 
 
+async def beside(engine, long, short, max_tokens):
+    """How many tokens a long request had when a short one was answered that came after its first."""
+    async def answer(prompt, tokens, seen):
+        wanted = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        async for said in await engine.async_generate(input_ids=prompt, sampling_params=wanted,
+                                                      stream=True):
+            seen(said["meta_info"]["completion_tokens"])
+
+    had, second = [0], []
+
+    def seen(tokens):
+        had.append(tokens)
+        if not second:
+            second.append(asyncio.ensure_future(answer(short, 4, lambda _: None)))
+
+    first = asyncio.ensure_future(answer(long, max_tokens, seen))
+    while not second:
+        await asyncio.sleep(0.001)
+    await second[0]
+    then = had[-1]
+    await first
+    return [then, had[-1]]
+
+
 def run(coroutine):
     return lambda engine, **fields: engine.loop.run_until_complete(coroutine(engine, **fields))
 
@@ -83,6 +109,7 @@ OPERATIONS = {
     "weights": lambda engine, **where: engine.update_weights_from_disk(**where)[0],
     "scaled": run(scaled),
     "scaled in flight": run(scaled_in_flight),
+    "beside": run(beside),
     "adapter": lambda engine, **what: engine.load_lora_adapter(**what).success,
     "no adapter": lambda engine, name: engine.unload_lora_adapter(name).success,
 }

@@ -65,6 +65,23 @@ def test_a_request_runs_on_what_another_leaves(daemon, engines):
     expect_nothing_held(daemon)
 
 
+def test_a_waiting_request_gets_the_room_that_another_engine_frees(daemon, engines):
+    """While one of its own still runs: SGLang would look again only when that has ended."""
+    _, _, b = engines
+    with daemon.connect(any_geometry=True) as other:
+        free = 20
+        held = other.alloc(PAGES - 1 - free)
+        b.ask(do="beside", long=prompt(next(SEEDS), 100), short=prompt(next(SEEDS), 800),
+              max_tokens=1200)
+        # 11 pages for the first, and 4 more for its next tokens. The second has waited meanwhile.
+        while other.counters()["free_pages"] > free - 15:
+            pass
+        other.free(held)
+        then, at_last = b.answer()
+    assert then < at_last == 1200
+    expect_nothing_held(daemon)
+
+
 def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     private, a, b = engines
     texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
