@@ -133,12 +133,12 @@ static void store_pages(uint32_t first, uint32_t n)
 static bool comes_back(uint32_t i)
 {
 	struct kvt_chain page = name(i);
-	int64_t entry = kvt_tier_bring(&tier, &page);
+	int64_t entry = kvt_tier_bring(&tier, &page, &page);
 	const uint8_t *record;
 
 	if (entry == 0) {
 		settle();
-		entry = kvt_tier_bring(&tier, &page);
+		entry = kvt_tier_bring(&tier, &page, &page);
 	}
 	if (entry < 0)
 		return false;
@@ -220,7 +220,9 @@ TEST_WITH(a_restart_finds_all_pages, start, stop)
 	}
 	close_file(true);
 	assert_int_equal(open_file(), 0);
-	store_pages(100, SLOTS - 8 + 1); /* 1 to 8 were read as a path, which leaves from its end */
+	for (uint32_t i = 8; i >= 1; i--)
+		store_pages(i, 1); /* they are a path, which leaves the memory from its end */
+	store_pages(100, SLOTS - 8 + 1);
 	assert_false(comes_back(8));
 	assert_true(comes_back(1));
 }
