@@ -57,6 +57,7 @@ def make(ctx: Any) -> KvtrunkCache:
     if not _pool.follows():
         _say_unproved(runner, pool)
     files = runner.kvtrunk_files
+    files.loaded(runner.load_config, runner.model)
     name = Name(_identity.engine_digest(runner, str(pool.device)), files.digest())
     cache = KvtrunkCache(ctx.params, name, files.tensors, _updates.Adapters(runner.lora_manager),
                          _pool.bounds(runner, pool))

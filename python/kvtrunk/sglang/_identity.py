@@ -17,12 +17,37 @@ from . import _pool
 
 logger = logging.getLogger(__name__)
 
-# What reads weights from the files of a folder, and from nowhere else.
-FILE_FORMATS = ("auto", "pt", "safetensors", "instanttensor", "npcache", "sharded_state", "gguf",
+# What reads weights from the files of a folder, and from nowhere else. npcache does not: it reads the
+# copy that it made once, whatever the files are today.
+FILE_FORMATS = ("auto", "pt", "safetensors", "instanttensor", "sharded_state", "gguf",
                 "bitsandbytes", "mistral", "layered", "fastsafetensors", "runai_streamer")
+_LOADER_OPTIONS = frozenset({
+    "concurrency", "distributed", "enable_gds", "enable_multithread_load", "memory_limit",
+    "num_threads"})
+"""Extra options of loaders that choose no files."""
 OPTIONS = ("kernel", "deterministic", "comm", "moe", "mamba", "overlap")
 """Groups of options that choose how layers compute. Others: graphs, offloading, features of
 requests."""
+
+
+def _format(given: Any) -> str:
+    """SGLang's name of a load format."""
+    return str(getattr(given, "value", given) or "auto")
+
+
+def _unknown(load: Any, model: Any) -> Optional[str]:
+    """Why the folder's files do not name what a runner has loaded. None: they do."""
+    name = _format(load.load_format)
+    if name not in FILE_FORMATS:
+        return f"--load-format {name} does not read the files of the model's folder"
+    options = sorted(set(load.model_loader_extra_config or ()) - _LOADER_OPTIONS)
+    if options:
+        return f"--model-loader-extra-config {', '.join(options)} may name other files"
+    if getattr(load.modelopt_config, "checkpoint_restore_path", None):
+        return "--modelopt-checkpoint-restore-path names other files"
+    if getattr(model, "secondary_weights", ()):
+        return f"{type(model).__name__} loads weights from other folders than its own, too"
+    return None
 
 
 class Files:
@@ -30,21 +55,32 @@ class Files:
 
     def __init__(self, model: str, load_format: Any, options: Any) -> None:
         self._model = model, options.revision, options.download_dir
-        self._format = str(getattr(load_format, "value", load_format) or "auto")
+        self._format = _format(load_format)
+        self._why: Optional[str] = None
+        """Why they do not name what was loaded."""
         self._weights: Optional[_weights.Weights] = None
         self.tensors: Optional[dict[str, Any]] = None
         """Type and shape of each tensor by its name. None: not known."""
+        if self._format not in FILE_FORMATS:
+            self._why = f"--load-format {self._format} does not read the files of the model's folder"
         if not _pool.follows():
             try:
-                self._begin()
+                self._begin(options.weight_cache_mode == "off")
             except FileNotFoundError:
                 pass  # SGLang downloads them, or fails
 
-    def _begin(self) -> None:
+    def _begin(self, reads: bool) -> None:
         folder = _weights.model_folder(*self._model)
-        if self._format in FILE_FORMATS:
+        if reads and self._why is None:
             self._weights = _weights.Weights(folder)
         self.tensors = _weights.tensor_shapes(folder)
+
+    def loaded(self, load: Any, model: Any) -> None:
+        """SGLang has loaded a model: from what, its LoadConfig tells then. A weight cache is named
+        there and not in the arguments, "presharded" in the arguments only."""
+        self._why = self._why or _unknown(load, model)
+        if self._format != "dummy":
+            self._format = _format(load.load_format)
 
     def digest(self) -> Optional[str]:
         """When they are loaded: for Name. None: what was loaded is not known, or this is not rank
@@ -53,16 +89,18 @@ class Files:
             return ""
         if _pool.follows():
             return None
+        why = self._why
         try:
-            if self._weights is None:
-                self._begin()
-            if self._weights is not None:
+            if why is None:
+                if self._weights is None:
+                    self._begin(True)
+                assert self._weights is not None
                 # A folder may have files of several formats.
                 return f"{self._weights.result()} {self._format}"
-            why = f"--load-format {self._format} reads no files"
         except OSError as error:
             why = str(error)
-        logger.warning("kvtrunk: what was loaded from %s is not known: %s", self._model[0], why)
+        logger.warning("kvtrunk: what was loaded from %s is not known, so this engine shares with "
+                       "no other: %s", self._model[0], why)
         return None
 
 

@@ -73,6 +73,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE": (),
     "sglang.srt.layers.radix_attention.RadixAttention": (),
     "sglang.srt.layers.radix_attention.AttentionType.DECODER": (),
+    "sglang.srt.configs.load_config.LoadConfig.load_format": (),
+    "sglang.srt.configs.load_config.LoadConfig.modelopt_config": (),
     "sglang.srt.configs.hybrid_arch.mambaish_config": ("model_config",),
     "sglang.srt.configs.model_config.AttentionArch.MLA": (),
     "sglang.srt.configs.model_config.is_deepseek_dsa": ("config",),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import secrets
 from typing import Any, Callable, Optional
 
 import torch
@@ -18,6 +19,7 @@ from vllm.logger import init_logger
 from .._name import Name
 from .._weights import Weights, model_folder, tensor_shapes
 from ._drafts import identity, in_pages, model_of
+from ._loading import unknown
 from ._refuse import NAME
 from .compat import ADAPTERS, HARMLESS
 
@@ -83,23 +85,22 @@ class Watch:
         self._source: Optional[tuple[str, Any]] = (model.model_weights or model.model,
                                                    model.revision)
         """What reload_weights() loads if it is given no path. None: not known."""
-        self._dummy = f"dummy {model.seed}" if load.load_format == "dummy" else ""
+        self._format: str = load.load_format
+        self._unknown = unknown(load)
+        """Why files do not name the weights."""
         self._files: Optional[Weights] = None
         self.draft_config = identity(vllm_config)
         """What the draft layers' configuration was before they were loaded, which changes it."""
         self._draft_files: Optional[Weights] = None
+        self._draft_format = ""
         self._shapes: Optional[dict[str, Any]] = None
         self._error: Optional[OSError] = None
-        if not self._dummy:
-            try:
-                folder = self._folder(self._source)
-                self._shapes = tensor_shapes(folder)
-                self._files = Weights(folder)
-                if in_pages(vllm_config):
-                    spec = vllm_config.speculative_config
-                    self._draft_files = Weights(self._folder((spec.model, spec.revision)))
-            except OSError as error:
-                self._error = error
+        try:
+            self._begin()
+            if in_pages(vllm_config):
+                self._begin_drafts(vllm_config)
+        except OSError as error:
+            self._error = error
         self.name: Optional[Name] = None
         """The engine's name, once its model is loaded."""
         self.unshare: Callable[[Optional[int]], None] = lambda adapter: None
@@ -115,23 +116,50 @@ class Watch:
             raise FileNotFoundError("vLLM's configuration was changed while it ran")
         return model_folder(source[0], source[1], self._download_dir)
 
+    def _begin(self) -> None:
+        """Read the files beside the workers, if they name the weights. OSError."""
+        if self._unknown is None:
+            folder = self._folder(self._source)
+            self._shapes = tensor_shapes(folder)
+            self._files = Weights(folder)
+
+    def _begin_drafts(self, vllm_config: Any) -> None:
+        """The same for draft layers. OSError."""
+        from vllm.model_executor.model_loader.utils import get_draft_load_config
+
+        spec, load = vllm_config.speculative_config, get_draft_load_config(vllm_config)
+        why = unknown(load)
+        if why is not None:
+            logger.warning("kvtrunk: this engine shares with no other: draft layers, %s", why)
+            return
+        self._draft_format = load.load_format
+        self._draft_files = Weights(self._folder((spec.model, spec.revision)))
+
     # ---- what is there now
 
-    def files(self) -> str:
-        """Digest of the weights that the engine has loaded at its start. OSError."""
+    def files(self) -> Optional[str]:
+        """What the engine has loaded at its start, for Name. OSError."""
         if self._error is not None:
             raise self._error
-        if self._files is None:
-            return self._dummy
-        found, self._files = self._files.result(), None
-        return found
+        if self._files is not None:
+            found, self._files = self._files.result(), None
+            return self._named(found)
+        # A trainer gives an engine of random weights others, and a version.
+        random = self._format == "dummy"
+        logger.warning("kvtrunk: this engine shares with no other%s: %s",
+                       " until its weights have a version" if random else "", self._unknown)
+        return "" if random else None
+
+    def _named(self, digest: str) -> str:
+        """Of loaded files. A folder may have files of several formats."""
+        return f"{digest} {self._format}"
 
     def draft_files(self) -> str:
-        """Digest of the weights of draft layers in the pages, after files(). OSError."""
+        """What names the weights of draft layers in the pages, after files(). OSError."""
         if self._draft_files is None:
-            return self._dummy
+            return secrets.token_hex(16) if self.draft_config else ""
         found, self._draft_files = self._draft_files.result(), None
-        return found
+        return f"{found} {self._draft_format}"
 
     def built(self) -> list[str]:
         """Digest of the model and its draft layers as each rank has built them."""
@@ -212,13 +240,15 @@ class _Reload:
     def __init__(self, watch: Watch, args: Any, kwargs: Any) -> None:
         given = {**dict(zip(("weights_iterator", "weights_path", "is_checkpoint_format"), args)),
                  **kwargs}
+        self._watch = watch
         self._files: Optional[Weights] = None
         self._whole = False
         if given.get("weights_iterator") is not None:
             return
         try:
             folder = watch._loads(given.get("weights_path"))
-            self._files, self._whole = Weights(folder), watch._covers(folder)
+            if watch._unknown is None:
+                self._files, self._whole = Weights(folder), watch._covers(folder)
         except OSError:
             pass  # vLLM may load from elsewhere
 
@@ -228,7 +258,10 @@ class _Reload:
             digest = self._files.result() if self._files is not None else None
         except OSError:
             return None
-        if digest is None or self._whole:
+        if digest is None:
+            return None
+        digest = self._watch._named(digest)
+        if self._whole:
             return digest
         return f"{digest} over {before}" if before else None
 
@@ -249,7 +282,12 @@ def _built(worker: Any) -> str:
     from .._built import built_digest
 
     group, drafts = get_dp_group(), model_of(worker)
-    mine = built_digest(worker.get_model())
+    model = worker.get_model()
+    mine = built_digest(model)
+    if getattr(model, "secondary_weights", ()):
+        logger.warning("kvtrunk: this engine shares with no other: %s loads weights from other "
+                       "folders than its own, too", type(model).__name__)
+        mine += secrets.token_hex(16)
     if drafts is not None:
         mine += built_digest(drafts)
     found = [mine] * group.world_size

@@ -98,6 +98,8 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                                                 "add_lora": ("lora_request",)}},
     "lora/worker_manager.py": {"WorkerLoRAManager": {"list_adapters": ()}},
     "lora/model_manager.py": {"LoRAModelManager": {"get_adapter": ("adapter_id",)}},
+    "model_executor/model_loader/__init__.py": {"": {"get_model_loader": ("load_config",)}},
+    "model_executor/model_loader/utils.py": {"": {"get_draft_load_config": ("vllm_config",)}},
     "multimodal/hasher.py": {"MultiModalHasher": {"hash_kwargs": ("algorithm",)}},
     "multimodal/inputs.py": {"MultiModalKwargsItem": {"get_data": ()}},
     "distributed/kv_events.py": {
@@ -124,6 +126,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/kv_transfer.py": {"KVTransferConfig": (
         "engine_id", "kv_connector", "kv_connector_extra_config", "kv_load_failure_policy",
         "kv_role")},
+    "config/load.py": {"LoadConfig": (
+        "download_dir", "load_format", "model_loader_extra_config")},
     "config/model.py": {"ModelConfig": (
         "dtype", "enable_sleep_mode", "get_head_size", "get_sliding_window", "hf_config",
         "hf_text_config", "is_attention_free", "is_encoder_decoder", "is_hybrid",
@@ -138,7 +142,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
-        "aux_output_config", "device_config", "ec_transfer_config", "kv_events_config", "speculative_config")},
+        "aux_output_config", "device_config", "ec_transfer_config", "kv_events_config",
+        "load_config", "speculative_config")},
     "distributed/kv_events.py": {
         "BlockRemoved": ("block_hashes", "group_idx", "medium"),
         "BlockStored": ("block_hashes", "block_size", "extra_keys", "group_idx",
@@ -262,6 +267,7 @@ CALLS = (
     (_EXECUTOR, r"def __init__[\s\S]*self\._init_executor\(\)"),
     ("model_executor/model_loader/reload/inplace.py",
      r"def reload_weights\([^)]*weights_iterator[^)]*weights_path"),
+    ("model_executor/model_loader/default_loader.py", r"\"secondary_weights\""),
     # A step's output is that of all workers.
     ("v1/engine/core.py", r"init_kv_output_aggregator\(self\.scheduler\.connector\)"),
     ("v1/executor/multiproc_executor.py", r"if aggregators:\s+output_rank = None"),

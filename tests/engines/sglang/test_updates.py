@@ -11,7 +11,7 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 import kvtrunk.sglang as plugin
 from kvtrunk import _weights
 from kvtrunk._name import Name
-from kvtrunk.sglang import _identity, _pool, _updates
+from kvtrunk.sglang import _identity, _pool, _refusals, _updates
 
 MANAGER = plugin._UPDATER
 TENSORS = {name: ("F32", list(shape)) for name, shape in model.shapes(model.config())}
@@ -99,8 +99,8 @@ def ranks(monkeypatch):
     monkeypatch.setattr(_pool, "everyone", lambda mine: [mine, *others])
     monkeypatch.setattr(_pool, "follows", lambda: False)
     monkeypatch.setattr(torch.distributed, "barrier", lambda group: None)
-    monkeypatch.setattr(_updates, "get_server_args", lambda: types.SimpleNamespace(
-        revision=None, download_dir=None))
+    monkeypatch.setattr(_refusals, "Resolved", lambda: types.SimpleNamespace(
+        revision=None, download_dir=None, weight_cache_mode="off"))
     wrapped = SchedulerWeightUpdaterManager.record_weight_version_after_update
     monkeypatch.setattr(
         SchedulerWeightUpdaterManager, "record_weight_version_after_update",

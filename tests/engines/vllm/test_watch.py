@@ -2,17 +2,22 @@
 """What counts as new weights: calls to workers, seen before they run. A stand-in for the executor."""
 import shutil
 import types
+import typing
 
 import model
 import pytest
 import torch
+from vllm.config import LoadConfig
+from vllm.distributed import parallel_state
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.request import LoRARequest
+from vllm.model_executor import model_loader as loaders
+from vllm.model_executor.model_loader import DefaultModelLoader, LoadFormats
 
 from kvtrunk._name import Name
-from kvtrunk.vllm import compat
-from kvtrunk.vllm._watch import Watch, _adapters
+from kvtrunk.vllm import _watch, compat
+from kvtrunk.vllm._watch import Watch, _adapters, _built
 
 
 class Executor:
@@ -40,12 +45,12 @@ def engine(tmp_path, cache):
     """An engine that has loaded a model."""
     folder = model.write(tmp_path / "first", layers=1)
 
-    def start(load_format="auto"):
+    def start(load_format="auto", **more):
         executor = Executor()
         watch = executor.watch = Watch(executor, types.SimpleNamespace(
             kv_transfer_config=types.SimpleNamespace(engine_id=str(id(executor))),
             speculative_config=None,
-            load_config=types.SimpleNamespace(load_format=load_format, download_dir=None),
+            load_config=LoadConfig(load_format=load_format, **more),
             model_config=types.SimpleNamespace(model=str(folder), model_weights="", revision=None,
                                                seed=0)))
         watch.name = Name(b"config", watch.files())
@@ -185,8 +190,65 @@ def test_a_version_is_shared(engine):
     assert names[0] == names[1]
 
 
-def test_dummy_weights_of_one_seed_are_equal(engine):
-    assert name(engine("dummy")) == name(engine("dummy")) != name(engine())
+FORMATS = {
+    "auto": "shares", "fastsafetensors": "shares", "hf": "shares", "instanttensor": "shares",
+    "mistral": "shares", "pt": "shares", "runai_streamer": "shares",
+    "runai_streamer_sharded": "shares", "safetensors": "shares", "sharded_state": "shares",
+    "dummy": "alone", "ipc_cache": "alone", "modelexpress": "alone", "npcache": "alone",
+    "tensorizer": "alone", "of a plug-in": "alone"}
+
+
+@pytest.mark.parametrize("load_format", sorted({*typing.get_args(LoadFormats), *FORMATS}))
+def test_engines_share_by_the_files_that_they_load(engine, load_format):
+    """Two engines with one load format. A release with another format fails here."""
+    executor, other = engine(load_format), engine(load_format)
+    shares = not executor.watch.name.alone
+    assert ("shares" if shares else "alone") == FORMATS[load_format]
+    assert shares == (name(executor) == name(other) != "unknown weights")
+    if shares:
+        assert load_format == "auto" or name(executor) != name(engine())
+    executor.watch.version("step 1")
+    assert executor.watch.name.alone == (not shares and load_format != "dummy")
+
+
+def test_an_engine_that_is_alone_says_why(engine, monkeypatch):
+    said = []
+    monkeypatch.setattr(_watch.logger, "warning", lambda text, *values: said.append(text % values))
+    engine("ipc_cache")
+    engine("dummy")
+    assert said == [
+        "kvtrunk: this engine shares with no other: --load-format ipc_cache does not read the "
+        "files of the model's folder",
+        "kvtrunk: this engine shares with no other until its weights have a version: --load-format "
+        "dummy does not read the files of the model's folder"]
+
+
+@pytest.mark.parametrize("load_format, options, alone", [
+    ("auto", {"enable_multithread_load": True}, False),
+    ("sharded_state", {"pattern": "/elsewhere/{rank}-{part}.safetensors"}, True)])
+def test_an_option_that_may_name_other_files_leaves_an_engine_alone(
+        engine, load_format, options, alone):
+    made = engine(load_format, model_loader_extra_config=options)
+    assert made.watch.name.alone == alone
+
+
+def test_a_plug_in_s_loader_in_place_of_vllm_s_is_not_known(engine, monkeypatch):
+    class Loader(DefaultModelLoader):
+        pass
+
+    assert not engine("safetensors").watch.name.alone
+    monkeypatch.setitem(loaders._LOAD_FORMAT_TO_MODEL_LOADER, "safetensors", Loader)
+    assert engine("safetensors").watch.name.alone
+
+
+@pytest.mark.parametrize("secondary, equal", [((), True), (("another folder",), False)])
+def test_weights_of_other_folders_are_no_other_engine_s(monkeypatch, secondary, equal):
+    module = torch.nn.Linear(2, 2)
+    module.secondary_weights = list(secondary)
+    monkeypatch.setattr(parallel_state, "get_dp_group",
+                        lambda: types.SimpleNamespace(world_size=1))
+    worker = types.SimpleNamespace(get_model=lambda: module, model_runner=types.SimpleNamespace())
+    assert (_built(worker) == _built(worker)) == equal
 
 
 def test_an_engine_whose_files_are_not_here_has_no_digest(engine, tmp_path):
