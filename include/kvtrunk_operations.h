@@ -69,7 +69,12 @@ extern "C" {
  * the last reusable pages, as many as there are up to side_pages[s], oldest first. Read them, never
  * write them. COMMIT, with those flags, takes `sides`: each page becomes the side page of its place
  * unless that has one, and page KVT_NONE drops one, unless another sequence needs it. The answer's
- * `pages` are those that were not taken: they stay the session's. -EINVAL: nothing happened. */
+ * `pages` are those that were not taken: they stay the session's. -EINVAL: nothing happened.
+ *
+ * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
+ * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and
+ * further than now by more than the option coalesce_threshold, waits for that COMMIT as for
+ * announced pages. Whole pages count, behind the reusable positions and inside the keys. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -89,6 +94,7 @@ struct kvt_request {
 	uint64_t user_data;
 	uint64_t root_key; /* MATCH, INSERT, BEGIN, REMOVE: which tree of the namespace */
 	const struct kvt_side *sides;
+	uint32_t point; /* BEGIN, where pages have sides: positions; KVT_POINT_JUNCTION; 0: none */
 };
 
 /** One answer; fields that the operation does not answer are 0. */

@@ -82,6 +82,10 @@ enum kvt_sqe_flag {
 #define KVT_SIDE_INDEX(place) ((place) / KVT_MAX_SIDES)
 #define KVT_SIDE_KIND(place) ((place) % KVT_MAX_SIDES)
 
+/** A declared point of a BEGIN, in positions: at the junction, where its keys leave what is cached
+ * or announced. */
+#define KVT_POINT_JUNCTION 0xffffffffu
+
 /** In place of a side page: let go of what is there. The lease will not read it again, so it may be
  * evicted although the path is locked; until then it stays cached and usable. Nothing happens while
  * another lease crosses the page that it hangs on. It is held again when a BEGIN continues behind

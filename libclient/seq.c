@@ -194,6 +194,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		.n_keys = begin->n_keys,
 		.arg = begin->arg,
 		.root_key = begin->root_key,
+		.point = begin->point,
 	};
 	struct kvt_handle start = begin->handle;
 	struct kvt_result result;

@@ -123,9 +123,9 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 		.node = lease ? request->lease.index : request->handle.node,
 		.generation = lease ? request->lease.generation : request->handle.generation,
 		.positions = request->handle.positions,
-		.fence_value = fence && request->fence.slot != KVT_FENCE_IDLE ?
-				       request->fence.value :
-				       0,
+		.fence_value = fence ? (request->fence.slot != KVT_FENCE_IDLE ?
+						request->fence.value : 0) :
+			       words->takes & KVT_TAKES_POINT ? request->point : 0,
 		.priority = request->priority,
 		.ttl_ms = request->ttl_ms,
 	};
@@ -138,11 +138,31 @@ static bool needs_pool(const struct kvt_request *request, uint32_t takes)
 	       (request->op != KVT_OP_MATCH || request->flags & KVT_F_LOCK);
 }
 
+static int check_sides(struct kvt_client *client, const struct kvt_request *request)
+{
+	bool none = client->info.n_sides == 0;
+
+	if (request->n_sides && (request->op != KVT_OP_COMMIT || none))
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
+				       "%s: side pages are for COMMIT, and for a daemon with the "
+				       "option sides", kvt_op_name((int)request->op));
+	if (request->point && (request->op != KVT_OP_BEGIN || none))
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
+				       "%s: a point is declared by BEGIN, and to a daemon with the "
+				       "option sides", kvt_op_name((int)request->op));
+	if (request->flags & KVT_F_SIDES)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "%s: side pages belong into sides",
+				       kvt_op_name((int)request->op));
+	return 0;
+}
+
 /* Refuse what an entry cannot express, and what a suspended client must not have. */
 static int check_request(struct kvt_client *client, const struct kvt_request *request,
 			 const struct words *words)
 {
 	uint64_t keys = key_words(words), list = words->list;
+	int rc;
 
 	if (!client->has_session)
 		return kvt_client_fail(client, -ENOTCONN, 0, client->info.rank > 0
@@ -154,14 +174,9 @@ static int check_request(struct kvt_client *client, const struct kvt_request *re
 	if (request->op > UINT8_MAX || request->flags > UINT16_MAX)
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
 				       "op or flags out of range");
-	if (request->n_sides && (request->op != KVT_OP_COMMIT || client->info.n_sides == 0))
-		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FIELD,
-				       "%s: side pages are for COMMIT, and for a daemon with the "
-				       "option sides", kvt_op_name((int)request->op));
-	if (request->flags & KVT_F_SIDES)
-		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
-				       "%s: side pages belong into sides",
-				       kvt_op_name((int)request->op));
+	rc = check_sides(client, request);
+	if (rc)
+		return rc;
 	if (request->flags & KVT_F_ROOT_KEY ||
 	    (request->root_key && (request->op == KVT_OP_LEAVE ||
 				   !(words->takes & KVT_TAKES_NAMESPACE))))
@@ -277,10 +292,16 @@ static bool has_room(struct kvt_client *client, const struct kvt_request *reques
 	       kvt_ring_sq_space(&client->ring) > 0;
 }
 
+/* The value of its fence word that an entry waits for, 0: none. */
+static uint64_t awaited_value(const struct kvt_sqe *sqe)
+{
+	return kvt_op_takes(sqe->op) & KVT_TAKES_FENCE ? sqe->fence_value : 0;
+}
+
 /* True if the entry waits for a fence word whose raise rings the doorbell. */
 static bool rung_later(const struct kvt_client *client, const struct kvt_sqe *sqe)
 {
-	return sqe->fence_value && kvt_load_relaxed(&client->ring.header->raises_ring) &&
+	return awaited_value(sqe) && kvt_load_relaxed(&client->ring.header->raises_ring) &&
 	       kvt_load_relaxed(&client->ring.fences[sqe->fence_slot].value) < sqe->fence_value;
 }
 
@@ -351,7 +372,7 @@ static void publish(struct kvt_client *client, const struct kvt_sqe *sqe, bool w
 {
 	bool asleep;
 
-	if (sqe->fence_value && sqe->fence_value > client->awaited[sqe->fence_slot])
+	if (awaited_value(sqe) && sqe->fence_value > client->awaited[sqe->fence_slot])
 		client->awaited[sqe->fence_slot] = sqe->fence_value;
 	kvt_ring_sq_put(&client->ring, sqe);
 	kvt_client_step(client, KVT_STEP_ENTRY_PUT);

@@ -143,7 +143,7 @@ static const struct field counter_fields[] = {
 static const struct field core_fields[] = {
 	FIELD(kvt_core, oldest), FIELD(kvt_core, youngest), FIELD(kvt_core, evictable_nodes),
 	FIELD(kvt_core, n_roots), FIELD(kvt_core, stale_roots), FIELD(kvt_core, dying),
-	FIELD(kvt_core, n_let),
+	FIELD(kvt_core, n_let), FIELD(kvt_core, n_points),
 	FIELD(kvt_core, epoch_leases), FIELD(kvt_core, cut_leases),
 	FIELD(kvt_core, open_sessions),
 	FIELD(kvt_core, first_waiter), FIELD(kvt_core, last_waiter), FIELD(kvt_core, n_waiters),
@@ -514,6 +514,10 @@ static void check_leases(struct audit *audit)
 		const struct kvt_lease_record *found = &core->leases[id];
 		const struct kvt_lease_record *wanted = &shadow->leases[id];
 
+		if (found->kind != KVT_LEASE_FREE && found->point &&
+		    (core->pointed_at[id] >= shadow->n_points ||
+		     core->pointed[core->pointed_at[id]] != id))
+			report(audit, "the point of lease %u is not listed", id);
 		if (found->kind == KVT_LEASE_FREE)
 			COMPARE(audit, "free lease", id, found, wanted, free_lease_fields);
 		else

@@ -35,6 +35,8 @@
 	X(sealers, c->max_nodes)                                                                  \
 	X(sides_in, KVT_SIDED_NODES(c))                                                           \
 	X(side_top, KVT_SIDED_NODES(c))                                                           \
+	X(pointed, c->n_leases + 1ull)                                                            \
+	X(pointed_at, c->n_leases + 1ull)                                                         \
 	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)
 
 #endif

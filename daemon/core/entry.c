@@ -57,8 +57,12 @@ bool kvt_op_may_wait(const struct kvt_core *core, uint32_t session, const struct
 }
 
 /** True if every field that the operation does not take is 0. */
-static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
+static bool unused_fields_zero(const struct kvt_core *core, const struct kvt_sqe *sqe,
+			       uint32_t takes)
 {
+	bool point = takes & KVT_TAKES_POINT && core->n_sides > 0;
+	uint64_t fence_value = point ? sqe->fence_value >> 32 : sqe->fence_value;
+
 	if (!(takes & KVT_TAKES_NAMESPACE) && sqe->namespace_id)
 		return false;
 	if (!(takes & KVT_TAKES_KEYS) && (sqe->keys_offset || sqe->n_keys))
@@ -72,7 +76,7 @@ static bool unused_fields_zero(const struct kvt_sqe *sqe, uint32_t takes)
 	if (!(takes & KVT_TAKES_HANDLE) && sqe->positions)
 		return false;
 	if (!(takes & KVT_TAKES_FENCE) &&
-	    (sqe->fence_value || (sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE)))
+	    (fence_value || (sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE)))
 		return false;
 	if (!(takes & KVT_TAKES_POLICY) && sqe->priority)
 		return false;
@@ -134,7 +138,7 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->op == KVT_OP_END && (sqe->flags & (KVT_F_CHUNKED | KVT_F_KEEP)) &&
 	     !(sqe->flags & KVT_F_COMMIT)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
-	if (!unused_fields_zero(sqe, takes) ||
+	if (!unused_fields_zero(core, sqe, takes) ||
 	    ((sqe->flags & (KVT_F_NO_LIST | KVT_F_SIDES)) == KVT_F_NO_LIST &&
 	     (sqe->list_offset || sqe->list_capacity)) ||
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&

@@ -100,7 +100,7 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 		core->free_leases.head = lease->next_lease ? lease->next_lease : id + 1;
 	kvt_save_lease(core, id);
 	*lease = (struct kvt_lease_record){
-		.kind = kind,
+		.kind = (uint16_t)kind,
 		.generation = lease->generation,
 		.session = session,
 		.node = node,
@@ -114,11 +114,33 @@ uint32_t kvt_lease_make(struct kvt_core *core, uint32_t session, uint32_t kind, 
 	return id;
 }
 
+void kvt_lease_point(struct kvt_core *core, uint32_t id)
+{
+	core->pointed_at[id] = core->n_points;
+	core->pointed[core->n_points++] = id;
+}
+
+/** Forget the point of a lease, if it has one. The caller has saved it. */
+static void forget_point(struct kvt_core *core, uint32_t id)
+{
+	uint32_t at, last;
+
+	if (core->leases[id].point == 0)
+		return;
+	core->leases[id].point = 0;
+	at = core->pointed_at[id];
+	last = core->pointed[--core->n_points];
+	core->pointed[at] = last;
+	core->pointed_at[last] = at;
+	core->wake_due = true;
+}
+
 void kvt_lease_free(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_lease_record *lease = &core->leases[id];
 
 	kvt_save_lease(core, id);
+	forget_point(core, id);
 	unlist(core, lease);
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
@@ -623,6 +645,19 @@ static uint32_t begin_path(struct kvt_core *core, struct kvt_op_context *op,
 	return deepest;
 }
 
+/** Note the point that a BEGIN declares, if it is one that others could wait for. */
+static void declare_point(struct kvt_core *core, uint32_t id, uint64_t positions,
+			  const struct begin_plan *plan)
+{
+	uint64_t point = positions == KVT_POINT_JUNCTION ? plan->walk.walked :
+							    positions / core->ps;
+
+	if (point <= plan->reuse || point > plan->whole)
+		return;
+	core->leases[id].point = (uint32_t)point;
+	kvt_lease_point(core, id);
+}
+
 /** Tell the feed which pages are reused. The list of the answer is client memory. */
 static void note_used(struct kvt_core *core, uint32_t node, uint32_t pages)
 {
@@ -649,14 +684,16 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_touch(core, node);
 	id = kvt_lease_make(core, op->session, KVT_LEASE_BEGIN, node, plan.whole);
 	lease = &core->leases[id];
-	lease->flags = (sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
-		       (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0);
+	lease->flags = (uint16_t)((sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
+				  (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0));
 	lease->namespace_id = sqe->namespace_id;
 	lease->root_key = op->root_key;
 	lease->done = plan.reuse;
 	lease->known = plan.n_keys;
 	lease->computed = plan.reuse * core->ps;
 	lease->own_start = plan.walk.walked;
+	if (sqe->fence_value)
+		declare_point(core, id, sqe->fence_value, &plan);
 	kvt_racy_copy(core->tails + (size_t)id * core->ps,
 		      op->keys + sqe->n_keys / core->ps * core->ps,
 		      sqe->n_keys % core->ps);
@@ -943,11 +980,14 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	if (sqe->flags & KVT_F_SIDES)
 		kvt_attach(core, op, plan.lease);
 	KVT_ASSERT(core->count->duplicate_pages - before == op->cqe->commit.duplicates);
-	if (op->cqe->commit.sealed > 0) {
+	/* With a point, twins are progress, too: others wait for its side pages. */
+	if (op->cqe->commit.sealed > 0 || (plan.lease->point && op->cqe->commit.duplicates > 0))
 		kvt_wait_progress(core, plan.id);
+	if (op->cqe->commit.sealed > 0)
 		kvt_tally_sealed(core, op->session, plan.lease->namespace_id,
 				 op->cqe->commit.sealed);
-	}
+	if (plan.lease->done >= plan.lease->point)
+		forget_point(core, plan.id); /* its side pages are there, or will never be */
 	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
 	 * its own later commits would be stale: another session's TTL would decide. */
 	if (core->expiry.count > 0)

@@ -20,6 +20,8 @@ void kvt_lease_list(struct kvt_core *core, uint32_t lease);
 void kvt_lease_free(struct kvt_core *core, uint32_t lease);
 /** Append a lease to the free ones. */
 void kvt_lease_queue(struct kvt_core *core, uint32_t lease);
+/** List a lease that has a declared point. */
+void kvt_lease_point(struct kvt_core *core, uint32_t id);
 
 /** How many of n private pages an operation may have now: quota, room. */
 uint32_t kvt_private_most(struct kvt_core *core, const struct kvt_op_context *op, uint32_t n);

@@ -183,8 +183,9 @@ enum kvt_lease_flag {
  *   path:                          [ 0 .. path_pages )  (may be longer or shorter than done)
  */
 struct kvt_lease_record {
-	uint32_t kind; /* enum kvt_lease_kind */
-	uint32_t flags;
+	uint16_t kind; /* enum kvt_lease_kind */
+	uint16_t flags;
+	uint32_t point; /* pages in front of a declared point that it has not reached; 0: none */
 	uint32_t generation;
 	uint32_t session;
 	uint32_t node;       /* deepest locked node, KVT_NONE if nothing is locked */
@@ -236,12 +237,13 @@ struct kvt_pending_record {
 	uint64_t token; /* seq of the DEFER record, for the operation log */
 	uint64_t deadline_ns; /* time at which a waiter computes by itself */
 	uint64_t begun_ns;    /* time at which it began to wait */
-	uint32_t matched;     /* pages that it matched when it began to wait */
+	uint32_t matched;     /* pages that it matched, or could use, when it began to wait */
 	uint32_t goal;        /* pages of the awaited lease's path that are the waiter's own */
 	uint32_t lease_generation; /* generation of the awaited lease */
 	uint32_t owner;            /* session of the awaited lease */
 	uint32_t owner_generation;
-	uint32_t deaths; /* daemons that died while they ran it */
+	uint16_t deaths; /* daemons that died while they ran it */
+	uint16_t for_point; /* 1: the goal is a declared point, and `matched` what was usable */
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_pending_record) == 128, "kvt_pending_record");
 
@@ -283,8 +285,10 @@ static inline uint64_t kvt_ledger_layout(void)
 		offsetof(struct kvt_member_record, secret), sizeof(struct kvt_lease_record),
 		offsetof(struct kvt_lease_record, ticket), sizeof(struct kvt_owner_record),
 		offsetof(struct kvt_lease_record, sealed_ns),
+		offsetof(struct kvt_lease_record, point),
 		sizeof(struct kvt_pending_record), offsetof(struct kvt_pending_record, token),
 		offsetof(struct kvt_pending_record, owner),
+		offsetof(struct kvt_pending_record, for_point),
 		sizeof(struct kvt_undo_header), offsetof(struct kvt_undo_header, taker),
 		offsetof(struct kvt_undo_header, counters),
 	};

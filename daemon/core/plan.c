@@ -232,6 +232,8 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	 * new runs on top; each side page that was let go. */
 	core->max_events = 4 * c->max_nodes + 64 + (c->n_sides ? c->n_pages : 0);
 	core->let = carve(&scratch, c->n_sides ? c->n_pages : 0, sizeof(*core->let));
+	core->pointed = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
+	core->pointed_at = carve(&scratch, c->n_leases + 1ull, sizeof(uint32_t));
 	core->let_of = carve(&scratch, c->n_sides ? c->n_leases + 1ull : 0, sizeof(uint32_t));
 	core->events = carve(&scratch, core->max_events, sizeof(struct kvt_event));
 	core->in = carve(&scratch, c->n_pages, sizeof(uint32_t));

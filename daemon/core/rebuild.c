@@ -514,7 +514,7 @@ static int check_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 	if (lease->node != KVT_NONE && lease->epoch != core->nodes[lease->node].epoch)
 		return kvt_unclean(why, "lease %u is of another epoch than its path", id);
 	if (lease->kind == KVT_LEASE_MATCH)
-		return lease->first_page || lease->first_kept || lease->done ?
+		return lease->first_page || lease->first_kept || lease->done || lease->point ?
 			       kvt_unclean(why, "lease %u is a lock and has pages", id) :
 			       0;
 	if (lease->namespace_id == 0 || lease->namespace_id >= core->config.max_namespaces ||
@@ -534,6 +534,9 @@ static int check_path(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 	uint64_t table = (uint64_t)(lease->done + lease->n_private) * core->ps;
 	uint32_t end = node->start + node->n_slots;
 
+	if (lease->point && (lease->point <= lease->done || lease->point > lease->path_pages ||
+			     core->n_sides == 0))
+		return kvt_unclean(why, "lease %u declares a point at page %u", id, lease->point);
 	if (lease->done > lease->path_pages || lease->known > table || lease->computed > table)
 		return kvt_unclean(why, "lease %u: %u positions known, %u computed, %u pages done",
 				 id, lease->known, lease->computed, lease->done);
@@ -556,6 +559,8 @@ static int claim_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 	bool cut = false;
 	uint32_t last;
 
+	if (lease->point)
+		kvt_lease_point(core, id);
 	TRY(claim_leased(core, why, id, lease->first_page, &lease->n_private,
 			 &lease->last_page));
 	TRY(claim_leased(core, why, id, lease->first_kept, &lease->n_kept, &last));
@@ -633,6 +638,9 @@ static int check_pending(struct kvt_core *core, struct kvt_why *why, uint32_t id
 						pending->sqe.generation)))
 		return kvt_unclean(why, "deferred operation %u is of lease %u", id,
 				 pending->lease);
+	if (pending->for_point > waiter)
+		return kvt_unclean(why, "deferred operation %u waits for point %u", id,
+				 pending->for_point);
 	if (pending->token == 0 || pending->token > core->ledger->seq)
 		return kvt_unclean(why, "deferred operation %u has token %llu", id,
 				 (unsigned long long)pending->token);

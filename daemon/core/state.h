@@ -137,6 +137,9 @@ struct kvt_core {
 	uint32_t n_slots_due;
 	struct kvt_fifo free_nodes;
 	struct kvt_fifo free_leases;
+	uint32_t *pointed;    /* leases with a declared point, in no order */
+	uint32_t *pointed_at; /* [lease]: its place there */
+	uint32_t n_points;
 	uint64_t epoch_leases; /* leases of the running epoch */
 	uint64_t cut_leases;   /* leases of it on detached paths */
 	uint32_t *cut_below;   /* [node]: leases across it, with a detached node further down */

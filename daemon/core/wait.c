@@ -3,8 +3,9 @@
 /* BEGINs that wait for what others compute.
  *
  * A waiter holds nothing. It names one lease whose path is its own up to `goal` pages. It is ready
- * when that lease does not compute them any more, or has sealed all but a small rest. run.c runs
- * ready waiters before anything else, oldest first. Each walks the tree again: of many whose owner
+ * when that lease does not compute them any more, or has sealed all but a small rest. If the goal
+ * is a point that the lease declared, it is ready when the lease has reached it. run.c runs ready
+ * waiters before anything else, oldest first. Each walks the tree again: of many whose owner
  * died, the first announces the rest and the others find it announced.
  *
  * A lease is stalled if it has sealed nothing for longer than its own progress suggests. If a wait
@@ -104,19 +105,27 @@ static bool own_too(const struct kvt_op_context *op)
 	return op->sqe->flags & KVT_F_NO_WAIT;
 }
 
-/** True if waiting for this lease helps the caller, whose keys are those of the first `goal` pages.
- * Never its own session, except for NO_WAIT. Where pages have sides, the path must end inside the
- * caller's keys: it gets side pages at its end, and the caller continues there. */
-static bool computes_for(struct kvt_core *core, uint32_t id, uint32_t goal,
-			 const struct kvt_op_context *op)
+/** True if the caller may wait for this lease: it computes. Never its own session's, nor that of a
+ * session that waits for the caller's, except for NO_WAIT. */
+static bool may_await(struct kvt_core *core, uint32_t id, const struct kvt_op_context *op)
 {
 	uint32_t owner = core->leases[id].session;
 
-	if (!computes(core, id) || (core->n_sides > 0 && core->leases[id].path_pages != goal))
+	if (!computes(core, id))
 		return false;
 	if (owner == op->session)
 		return own_too(op);
 	return op->sqe->flags & KVT_F_NO_WAIT || !waits_for_session(core, owner, op->session);
+}
+
+/** True if waiting for this lease helps the caller, whose keys are those of the first `goal` pages.
+ * Where pages have sides, the path must end inside the caller's keys: it gets side pages at its
+ * end, and the caller continues there. */
+static bool computes_for(struct kvt_core *core, uint32_t id, uint32_t goal,
+			 const struct kvt_op_context *op)
+{
+	return (core->n_sides == 0 || core->leases[id].path_pages == goal) &&
+	       may_await(core, id, op);
 }
 
 /** A lease that crosses a node with announced pages and computes them. The node's hint is right
@@ -201,6 +210,69 @@ static bool worth_waiting(const struct kvt_core *core, uint32_t goal, uint32_t m
 	       (uint64_t)(goal - matched) * core->ps > core->config.coalesce_threshold;
 }
 
+/** What a BEGIN waits for: `goal` pages, of which it has `have`. */
+struct aim {
+	uint32_t owner; /* the lease that computes them, KVT_NONE: nothing is worth waiting for */
+	uint32_t goal, have;
+	bool point; /* the goal is a declared point, and `have` what is usable */
+};
+
+/** Leading pages of what a walk found that a BEGIN would use if they were there. */
+static uint32_t most_used(const struct kvt_core *core, const struct kvt_op_context *op,
+			  const struct kvt_walk *walk)
+{
+	uint32_t keys = op->sqe->positions + op->sqe->n_keys;
+
+	if (op->sqe->flags & KVT_F_FULL || keys == 0)
+		return walk->walked;
+	return kvt_min(walk->walked, (keys - 1) / core->ps);
+}
+
+/** Leading pages that a BEGIN could reuse now. */
+static uint32_t usable_now(struct kvt_core *core, const struct kvt_op_context *op,
+			   const struct kvt_walk *walk)
+{
+	return kvt_walk_usable(core, walk->match_node,
+			       kvt_min(walk->matched, most_used(core, op, walk)));
+}
+
+/** Find the furthest declared point at which a BEGIN would continue. */
+static struct aim find_point(struct kvt_core *core, const struct kvt_op_context *op,
+			     const struct kvt_walk *walk)
+{
+	uint32_t have = usable_now(core, op, walk), most = most_used(core, op, walk);
+	struct aim aim = { .goal = have, .have = have, .point = true };
+
+	for (uint32_t i = 0; i < core->n_points; i++) {
+		uint32_t id = core->pointed[i], point = core->leases[id].point;
+
+		if (point <= aim.goal || point > most || !worth_waiting(core, point, have) ||
+		    !crosses(core, id, kvt_path_node(core, walk->node, point - 1)) ||
+		    !may_await(core, id, op))
+			continue;
+		aim.owner = id;
+		aim.goal = point;
+	}
+	return aim;
+}
+
+/** Find what a BEGIN should wait for: the announced path, or the point, that gets it furthest. */
+static struct aim find_aim(struct kvt_core *core, const struct kvt_op_context *op,
+			   const struct kvt_walk *walk)
+{
+	struct aim aim = { .have = walk->matched }, point;
+
+	if (op->sqe->flags & KVT_F_FORCE_MISS)
+		return aim;
+	aim.owner = find_owner(core, op, walk, &aim.goal);
+	if (!worth_waiting(core, aim.goal, aim.have))
+		aim = (struct aim){ .have = walk->matched };
+	if (core->n_points == 0)
+		return aim;
+	point = find_point(core, op, walk);
+	return point.owner != KVT_NONE && point.goal > aim.goal ? point : aim;
+}
+
 /* ---- the queue */
 
 /* Skip waiters that are answered, or whose session is not attached yet. */
@@ -262,13 +334,12 @@ static void queue_remove(struct kvt_core *core, uint32_t id)
 int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struct kvt_walk *walk)
 {
 	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
-	uint32_t goal = 0, owner = KVT_NONE;
+	struct aim aim = find_aim(core, op, walk);
 
-	if (!(op->sqe->flags & KVT_F_FORCE_MISS))
-		owner = find_owner(core, op, walk, &goal);
-	if (owner == KVT_NONE || !worth_waiting(core, goal, walk->matched)) {
-		op->matched = walk->matched;
-		if (op->waiter && worth_waiting(core, waiter->goal, walk->matched))
+	op->matched = op->waiter && waiter->for_point ? usable_now(core, op, walk) :
+							walk->matched;
+	if (aim.owner == KVT_NONE) {
+		if (op->waiter && worth_waiting(core, waiter->goal, op->matched))
 			op->cqe->flags |= KVT_CQE_TAKEOVER;
 		return 0;
 	}
@@ -280,10 +351,11 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 		op->cqe->flags |= KVT_CQE_NO_PLACE;
 		return 0;
 	}
-	op->awaited = owner;
-	KVT_ASSERT(goal <= walk->walked && core->leases[owner].kind == KVT_LEASE_BEGIN);
-	op->goal = goal;
-	op->matched = walk->matched;
+	KVT_ASSERT(aim.goal <= walk->walked && core->leases[aim.owner].kind == KVT_LEASE_BEGIN);
+	op->awaited = aim.owner;
+	op->goal = aim.goal;
+	op->matched = aim.have;
+	op->for_point = aim.point;
 	return KVT_WAITS;
 }
 
@@ -299,7 +371,6 @@ int kvt_wait_notice(struct kvt_core *core, struct kvt_op_context *op)
 	error = kvt_wait_check(core, op, &walk);
 	if (error)
 		return error;
-	op->matched = walk.matched;
 	op->cqe->notice.matched = walk.matched * core->ps;
 	op->cqe->notice.state = op->cqe->flags & KVT_CQE_DEADLINE ? KVT_NOTICE_DEADLINE :
 				op->cqe->flags & KVT_CQE_TAKEOVER ? KVT_NOTICE_ABANDONED :
@@ -336,6 +407,7 @@ static void await(struct kvt_core *core, struct kvt_pending_record *waiter,
 	waiter->owner = core->leases[op->awaited].session;
 	waiter->owner_generation = core->sessions[waiter->owner].generation;
 	waiter->goal = op->goal;
+	waiter->for_point = op->for_point;
 }
 
 void kvt_wait_begin(struct kvt_core *core, struct kvt_op_context *op)
@@ -368,7 +440,8 @@ static void account(struct kvt_core *core, const struct kvt_op_context *op, int 
 {
 	const struct kvt_pending_record *waiter = &core->pending[op->waiter];
 	const struct kvt_cqe *cqe = op->cqe;
-	uint32_t there = cqe->flags & KVT_CQE_ASYNC ? cqe->notice.matched : cqe->begin.reusable;
+	uint32_t there = cqe->flags & KVT_CQE_ASYNC ? op->matched * core->ps :
+						      cqe->begin.reusable;
 	uint32_t before = waiter->matched * core->ps;
 
 	core->count->wait_ns += core->now_ns - waiter->begun_ns;
@@ -385,7 +458,7 @@ static void mark_late(struct kvt_core *core, uint32_t lease)
 }
 
 /** Blame the session whose lease was abandoned, unless RESET or another's deadline was the cause,
- * or some of it was sealed. `matched`: pages that the waiter matches now. */
+ * or some of it was sealed. `matched`: pages that the waiter matches, or could use, now. */
 static void waited_in_vain(struct kvt_core *core, const struct kvt_pending_record *waiter,
 			   uint32_t matched)
 {
@@ -477,6 +550,8 @@ bool kvt_waiter_ready(struct kvt_core *core, uint32_t id)
 	if (!core->views[waiter->session].fences) /* recovered, not attached yet */
 		return false;
 	sealed = progress(core, waiter->lease);
+	if (waiter->for_point && core->leases[waiter->lease].point == waiter->goal)
+		sealed = 0; /* cached pages without the side pages */
 	return !core->progress[waiter->lease].computes ||
 	       core->leases[waiter->lease].generation != waiter->lease_generation ||
 	       !worth_waiting(core, waiter->goal, sealed) || core->now_ns >= waiter->deadline_ns;

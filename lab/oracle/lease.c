@@ -58,6 +58,7 @@ int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_
 	lease->root_key = record->root_key;
 	lease->node = node;
 	lease->counted = lease->force_miss = lease->ending = lease->late = false;
+	lease->point = 0;
 	lease->sealed_ns = record->now_ns;
 	lease->gap_us = 0;
 	lease->epoch = o->epoch;
@@ -272,6 +273,18 @@ static int want_sides(struct kvt_oracle *o, const struct model_lease *lease, uin
 	return 0;
 }
 
+/* A point counts if it lies behind what is reused, and inside the keys. */
+static void declare_point(const struct kvt_oracle *o, const struct begin *b,
+			  struct model_lease *lease)
+{
+	uint64_t positions = o->run.record->sqe.fence_value;
+	uint64_t point = positions / o->config.page_size;
+
+	if (positions == KVT_POINT_JUNCTION)
+		point = b->walk.pages;
+	lease->point = point > b->reuse && point <= b->whole ? (uint32_t)point : 0;
+}
+
 int lease_begin(struct kvt_oracle *o)
 {
 	struct model_run *run = &o->run;
@@ -305,6 +318,7 @@ int lease_begin(struct kvt_oracle *o)
 	for (uint32_t i = 0; i < b.reuse; i++)
 		TRY(table_add(o, lease, run->want_list[i]));
 	TRY(table_add_fresh(o, lease, b.table - b.reuse));
+	declare_point(o, &b, lease);
 	run->want.begin = (struct kvt_answer_begin){
 		.matched = sqe->flags & KVT_F_FORCE_MISS ? 0 : b.walk.matched * ps,
 		.reusable = b.reuse * ps,
@@ -461,8 +475,10 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 		displace(o, lease, i, twin);
 	}
 	lease->done = i;
-	if (o->run.sealed)
+	if (o->run.sealed || (lease->point && o->run.duplicates))
 		wait_sealed(o, lease);
+	if (lease->done >= lease->point)
+		lease->point = 0;
 	return 0;
 }
 

@@ -87,6 +87,7 @@ struct model_lease {
 	uint64_t root_key;
 	uint32_t node; /* deepest locked node or 0 */
 	bool counted, force_miss, ending, late;
+	uint32_t point; /* pages in front of a declared point, not reached yet; 0: none */
 	uint64_t sealed_ns; /* its BEGIN or last seal */
 	uint64_t gap_us;    /* the longest between two of these */
 	uint64_t epoch;
@@ -113,6 +114,7 @@ struct model_pending {
 	uint32_t owner;         /* session of the awaited lease, and */
 	uint64_t owner_number;  /* its `number` */
 	uint32_t matched;             /* pages, when it began to wait */
+	bool for_point;               /* the goal is a declared point; `matched` could be used */
 	uint32_t awaited, generation; /* the lease; 0: its answer is due */
 	uint32_t goal;                /* its path's pages that this BEGIN needs */
 };
@@ -163,6 +165,7 @@ struct model_run {
 	uint64_t expiry_ns;
 	uint64_t tick;        /* the logical time of this operation */
 	uint32_t grow_node;   /* GROW may lengthen it; 0: none */
+	uint32_t has_now; /* pages of a waiter's goal that are there when its wait ends */
 	bool gained; /* the waiter matches more than when it began to wait */
 	uint32_t own, own_taken; /* pages that it takes from leases that end, and has taken */
 	uint64_t need_pages;  /* free pages that the operation wants to see */

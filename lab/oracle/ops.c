@@ -438,6 +438,12 @@ static int op_stats(struct kvt_oracle *o)
 
 /* ---- one entry ---- */
 
+/* True if fence_value may be a declared point. */
+static bool point_ok(const struct kvt_oracle *o, const struct kvt_sqe *sqe)
+{
+	return sqe->op == KVT_OP_BEGIN && o->config.n_sides > 0 && sqe->fence_value <= UINT32_MAX;
+}
+
 static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 {
 	const struct op_rule *rule;
@@ -470,7 +476,7 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	    (!rule->handle && sqe->positions) ||
 	    (!rule->weight && sqe->priority) ||
 	    (!rule->weight && !rule->deadline && sqe->ttl_ms) ||
-	    (!rule->fence && sqe->fence_value) ||
+	    (!rule->fence && !point_ok(o, sqe) && sqe->fence_value) ||
 	    (!rule->fence && sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&

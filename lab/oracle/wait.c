@@ -70,28 +70,30 @@ static bool waits_for(const struct kvt_oracle *o, uint32_t session, uint32_t tar
 	return false;
 }
 
-/* True if waiting on this lease helps `session`. Never its own session's leases, nor a session that
- * waits for it, except for NO_WAIT. */
-static bool computes_for(const struct kvt_oracle *o, uint32_t lease, uint32_t goal,
-			 uint32_t session, uint32_t flags)
+/* True if the record's BEGIN may wait for this lease, on a path to `node`. Never for its own
+ * session's leases, nor for a session that waits for it, except for NO_WAIT. */
+static bool computes_for(const struct kvt_oracle *o, uint32_t lease, uint32_t node)
+{
+	const struct kvt_record *record = o->run.record;
+
+	return computes(o, lease) && crosses(o, lease, node) &&
+	       ((record->sqe.flags & KVT_F_NO_WAIT) ||
+		!waits_for(o, o->leases[lease].session, record->session, o->n_pending));
+}
+
+/* True if no sides are needed, or the lease will have them behind `goal` pages, where its path
+ * ends. */
+static bool ends_at(const struct kvt_oracle *o, uint32_t lease, uint32_t goal)
 {
 	const struct model_node *last = model_node(o, o->leases[lease].node);
 
-	if (!computes(o, lease))
-		return false;
-	if (o->config.n_sides > 0 && (!last || model_end(last) != goal))
-		return false; /* it has no sides where the keys leave it */
-	return (flags & KVT_F_NO_WAIT) ||
-	       !waits_for(o, o->leases[lease].session, session, o->n_pending);
+	return o->config.n_sides == 0 || (last && model_end(last) == goal);
 }
 
 static bool node_computed(const struct kvt_oracle *o, uint32_t node, uint32_t goal)
 {
-	const struct kvt_record *record = o->run.record;
-
 	for (uint32_t i = 1; i <= o->config.n_leases; i++)
-		if (crosses(o, i, node) &&
-		    computes_for(o, i, goal, record->session, record->sqe.flags))
+		if (computes_for(o, i, node) && ends_at(o, i, goal))
 			return true;
 	return false;
 }
@@ -117,11 +119,77 @@ static uint32_t wait_goal(const struct kvt_oracle *o, const struct model_walk *w
 	return worth_waiting(o, goal, walk->matched) ? goal : 0;
 }
 
+/* Count the leading pages of the walk that the BEGIN would use if they were there. */
+static uint32_t most_used(const struct kvt_oracle *o, const struct model_walk *walk)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	uint32_t keys = sqe->positions + sqe->n_keys, most;
+
+	if (sqe->flags & KVT_F_FULL || keys == 0)
+		return walk->pages;
+	most = (keys - 1) / o->config.page_size;
+	return most < walk->pages ? most : walk->pages;
+}
+
+/* Count the leading pages that the BEGIN could reuse now. */
+static uint32_t usable_now(const struct kvt_oracle *o, const struct model_walk *walk)
+{
+	uint32_t most = most_used(o, walk);
+
+	return model_usable(o, walk->matched_node, most < walk->matched ? most : walk->matched);
+}
+
+/* What a BEGIN waits for: `goal` pages, of which it has `have`; goal 0: nothing. */
+struct aim {
+	uint32_t goal, have;
+	bool point;
+};
+
+/* True if a lease will make a point behind `goal` pages of the walk. */
+static bool makes_point(const struct kvt_oracle *o, const struct model_walk *walk, uint32_t lease,
+			uint32_t goal)
+{
+	return o->leases[lease].kind == MODEL_LEASE_BEGIN && goal > 0 &&
+	       o->leases[lease].point == goal && goal <= most_used(o, walk) &&
+	       computes_for(o, lease, model_covering(o, walk->node, goal - 1)->id);
+}
+
+/* Find the furthest that the BEGIN should wait for: a path that is announced, or a point. */
+static struct aim wait_aim(const struct kvt_oracle *o, const struct model_walk *walk)
+{
+	struct aim aim = { .goal = wait_goal(o, walk), .have = walk->matched };
+	uint32_t have = usable_now(o, walk);
+
+	if (o->run.record->sqe.flags & KVT_F_FORCE_MISS)
+		return aim;
+	for (uint32_t i = 1; i <= o->config.n_leases; i++) {
+		uint32_t point = o->leases[i].point;
+
+		if (point > aim.goal && worth_waiting(o, point, have) &&
+		    makes_point(o, walk, i, point))
+			aim = (struct aim){ point, have, true };
+	}
+	return aim;
+}
+
+/* True if one of the leases that the BEGIN may wait for, for `aim`, is this one. */
+static bool reaches(const struct kvt_oracle *o, const struct model_walk *walk, uint32_t lease,
+		    struct aim aim)
+{
+	if (lease == 0 || lease > o->config.n_leases)
+		return false;
+	if (aim.point)
+		return makes_point(o, walk, lease, aim.goal);
+	return computes_for(o, lease, model_covering(o, walk->node, aim.goal - 1)->id) &&
+	       ends_at(o, lease, aim.goal);
+}
+
 static bool still_waits(const struct kvt_oracle *o, const struct model_pending *p)
 {
 	return p->awaited && computes(o, p->awaited) &&
 	       o->leases[p->awaited].generation == p->generation &&
-	       worth_waiting(o, p->goal, sealed_pages(o, p->awaited)) &&
+	       ((p->for_point && o->leases[p->awaited].point == p->goal) ||
+		worth_waiting(o, p->goal, sealed_pages(o, p->awaited))) &&
 	       o->run.record->now_ns < p->deadline_ns;
 }
 
@@ -193,7 +261,7 @@ int wait_check_order(struct kvt_oracle *o)
 
 /* ---- a BEGIN under way ---- */
 
-static int wait_add(struct kvt_oracle *o, const struct model_walk *walk)
+static int wait_add(struct kvt_oracle *o, struct aim aim)
 {
 	const struct kvt_record *record = o->run.record;
 
@@ -209,7 +277,7 @@ static int wait_add(struct kvt_oracle *o, const struct model_walk *walk)
 		.waits = true,
 		.deadline_ns = record->now_ns + record->sqe.ttl_ms * 1000000ull,
 		.begun_ns = record->now_ns,
-		.matched = walk->matched,
+		.matched = aim.have,
 	};
 	o->counters.waits++;
 	return 0;
@@ -220,26 +288,22 @@ static int wait_follow(struct kvt_oracle *o, const struct model_walk *walk,
 		       struct model_pending *p)
 {
 	const struct kvt_cqe *cqe = &o->run.record->cqe;
-	uint32_t goal = wait_goal(o, walk);
-	const struct model_node *last;
+	struct aim aim = wait_aim(o, walk);
 
-	if (!goal)
+	if (!aim.goal)
 		return oracle_fail(o, "it waits, though no lease computes any of it (%u "
 				   "pages matched, %u walked)", walk->matched, walk->pages);
-	TRY(oracle_expect(o, "positions that it waits for", (uint64_t)goal * o->config.page_size,
-			  cqe->begin.matched));
-	last = model_covering(o, walk->node, goal - 1);
-	if (cqe->lease == 0 || cqe->lease > o->config.n_leases ||
-	    !crosses(o, cqe->lease, last->id) ||
-	    !computes_for(o, cqe->lease, goal, o->run.record->session,
-			  o->run.record->sqe.flags))
+	TRY(oracle_expect(o, "positions that it waits for",
+			  (uint64_t)aim.goal * o->config.page_size, cqe->begin.matched));
+	if (!reaches(o, walk, cqe->lease, aim))
 		return oracle_fail(o, "it waits for lease %u, which does not compute page %u",
-				   cqe->lease, goal - 1);
+				   cqe->lease, aim.goal - 1);
 	TRY(oracle_expect(o, "generation of the awaited lease",
 			  o->leases[cqe->lease].generation, cqe->lease_generation));
 	p->awaited = cqe->lease;
 	p->generation = cqe->lease_generation;
-	p->goal = goal;
+	p->goal = aim.goal;
+	p->for_point = aim.point;
 	p->owner = o->leases[cqe->lease].session;
 	p->owner_number = o->sessions[p->owner].number;
 	return 0;
@@ -261,35 +325,38 @@ int wait_defer(struct kvt_oracle *o)
 	if (!p) {
 		if (!(record->sqe.flags & KVT_F_WAIT))
 			return oracle_fail(o, "a BEGIN waits that did not ask for it");
-		TRY(wait_add(o, &walk));
+		TRY(wait_add(o, wait_aim(o, &walk)));
 		p = &o->pending[o->n_pending - 1];
 	}
 	return wait_follow(o, &walk, p);
 }
 
 /* The wait is over, or not needed. */
-static void wait_over(struct kvt_oracle *o, uint32_t goal, uint32_t matched)
+static void wait_over(struct kvt_oracle *o, uint32_t goal, const struct model_walk *walk)
 {
-	o->run.gained = matched > o->run.waiter.matched;
+	uint32_t now = o->run.waiter.for_point ? usable_now(o, walk) : walk->matched;
+
+	o->run.has_now = now;
+	o->run.gained = now > o->run.waiter.matched;
 	if (goal)
 		o->run.want.flags |= KVT_CQE_DEADLINE;
-	else if (worth_waiting(o, o->run.waiter.goal, matched))
+	else if (worth_waiting(o, o->run.waiter.goal, now))
 		o->run.want.flags |= KVT_CQE_TAKEOVER;
 }
 
 int wait_begin(struct kvt_oracle *o, const struct model_walk *walk)
 {
 	const struct kvt_record *record = o->run.record;
-	uint32_t goal = wait_goal(o, walk);
+	struct aim aim = wait_aim(o, walk);
 
 	if (o->run.waiter.waits) {
-		if (goal && record->now_ns < o->run.waiter.deadline_ns)
+		if (aim.goal && record->now_ns < o->run.waiter.deadline_ns)
 			return oracle_fail(o, "it began, though %u pages of it are computed by "
-					   "another lease", goal - walk->matched);
-		wait_over(o, goal, walk->matched);
+					   "another lease", aim.goal - aim.have);
+		wait_over(o, aim.goal, walk);
 		return 0;
 	}
-	if (!goal)
+	if (!aim.goal)
 		return 0;
 	if (record->cqe.flags & KVT_CQE_NO_PLACE) { /* the log lacks the number of places */
 		o->run.want.flags |= KVT_CQE_NO_PLACE;
@@ -297,24 +364,24 @@ int wait_begin(struct kvt_oracle *o, const struct model_walk *walk)
 	}
 	if (record->sqe.flags & KVT_F_WAIT)
 		return oracle_fail(o, "it did not wait, though %u pages of it are computed by "
-				   "another lease", goal - walk->matched);
-	TRY(wait_add(o, walk));
+				   "another lease", aim.goal - aim.have);
+	TRY(wait_add(o, aim));
 	return run_refuse(o, -EAGAIN, KVT_REASON_ANNOUNCED,
-			  (uint64_t)(goal - walk->matched) * o->config.page_size);
+			  (uint64_t)(aim.goal - aim.have) * o->config.page_size);
 }
 
 int wait_notice(struct kvt_oracle *o)
 {
 	struct kvt_cqe *want = &o->run.want;
 	struct model_walk walk;
-	uint32_t goal;
+	struct aim aim;
 
 	TRY(run_walk(o, &walk));
-	goal = wait_goal(o, &walk);
-	if (goal && o->run.record->now_ns < o->run.waiter.deadline_ns)
+	aim = wait_aim(o, &walk);
+	if (aim.goal && o->run.record->now_ns < o->run.waiter.deadline_ns)
 		return oracle_fail(o, "a notice came, though %u pages are computed by a lease",
-				   goal - walk.matched);
-	wait_over(o, goal, walk.matched);
+				   aim.goal - aim.have);
+	wait_over(o, aim.goal, &walk);
 	want->notice.matched = walk.matched * o->config.page_size;
 	want->notice.state = want->flags & KVT_CQE_DEADLINE ? KVT_NOTICE_DEADLINE :
 			     want->flags & KVT_CQE_TAKEOVER ? KVT_NOTICE_ABANDONED :
@@ -359,7 +426,7 @@ void wait_end(struct kvt_oracle *o)
 	const struct model_pending *p = &o->run.waiter;
 	const struct kvt_cqe *want = &o->run.want;
 	bool notice = want->flags & KVT_CQE_ASYNC;
-	uint32_t there = notice ? want->notice.matched : want->begin.reusable;
+	uint32_t there = notice ? o->run.has_now * o->config.page_size : want->begin.reusable;
 	uint32_t before = p->matched * o->config.page_size;
 
 	o->counters.wait_ns += o->run.record->now_ns - p->begun_ns;

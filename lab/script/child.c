@@ -229,7 +229,7 @@ static void do_call(struct child *child, const struct kvt_script_command *comman
 		.arg = command->arg, .handle = command->handle, .lease = command->lease,
 		.fence = command->fence, .priority = command->priority,
 		.ttl_ms = command->ttl_ms, .user_data = command->user_data,
-		.root_key = command->root_key,
+		.root_key = command->root_key, .point = command->point,
 	};
 	int rc = 0;
 

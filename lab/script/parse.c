@@ -22,6 +22,7 @@ enum {
 	P_PRIORITY = BIT(PRIORITY), P_TTL = BIT(TTL), P_FENCE = BIT(FENCE), P_SLOT = BIT(SLOT),
 	P_VALUE = BIT(VALUE), P_MS = BIT(MS), P_LABEL = BIT(LABEL),
 	P_KEYS_COUNT = BIT(KEYS_COUNT), P_LIST_COUNT = BIT(LIST_COUNT), P_DEADLINE = BIT(DEADLINE),
+	P_POINT = BIT(POINT),
 };
 
 static const struct {
@@ -341,6 +342,11 @@ static int value_parse(struct reader *reader, int parameter, struct word value)
 		return fence_parse(reader, value);
 	case KVT_PARAMETER_PRIORITY:
 		return priority_parse(reader, value);
+	case KVT_PARAMETER_POINT:
+		if (!word_is(value, "junction"))
+			return plain_number_parse(reader, parameter, value);
+		line->number[parameter] = KVT_POINT_JUNCTION;
+		return 0;
 	case KVT_PARAMETER_LABEL:
 		line->label = kvt_tool_copy(value.at, value.n);
 		return 0;

@@ -33,7 +33,7 @@ from ._geometry import Geometry
 from ._keys import bigram_keys, image_hash, image_keys
 from ._pool import Layer, Pool
 from ._progress import progress
-from ._seq import SIDE_LET, AsyncSequence, Sequence
+from ._seq import JUNCTION, SIDE_LET, AsyncSequence, Sequence
 from ._view import Array
 
 __version__ = version()
@@ -41,7 +41,7 @@ __version__ = version()
 __all__ = [
     "Again", "Analysis", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
     "DaemonUnreachable", "Error", "Feed", "FeedRecord", "Fetched", "Forked", "Geometry",
-    "GeometryMismatch", "Info", "InvalidArgument", "Layer", "Lease", "Match", "Namespace", "NoSpace",
+    "GeometryMismatch", "Info", "InvalidArgument", "JUNCTION", "Layer", "Lease", "Match", "Namespace", "NoSpace",
     "Overflow", "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded", "Request", "Result",
     "SIDE_LET", "Sequence", "Stale", "Suspended", "Timeout", "TooLarge", "Unsupported", "VersionMismatch",
     "__version__", "analyze", "bigram_keys", "connect", "image_hash", "image_keys", "progress", "version",

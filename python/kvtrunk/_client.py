@@ -193,6 +193,8 @@ class Request:
     sides: Iterable[tuple[int, int, int]] = ()
     """COMMIT with KEEP and NO_LIST: (index in the page table, kind, page). Page 0 drops what is there,
     page SIDE_LET lets it go."""
+    point: int = 0
+    """BEGIN: see Namespace.begin()."""
 
 
 class Result(NamedTuple):
@@ -265,13 +267,16 @@ class Namespace:
         return request
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-              force_miss: bool = False, own_stream: bool = False) -> Sequence:
+              force_miss: bool = False, own_stream: bool = False, point: int = 0) -> Sequence:
         """Begin a sequence: match the prompt, lock the match, announce the rest, and get a page
         table for len(tokens) + extra positions. All or nothing.
 
         tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
         full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
-        Client.alloc(). Waits up to begin_wait for what other processes compute of the same prompt.
+        Client.alloc(). point: where pages have sides, the positions behind which the commit that
+        reaches them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is
+        cached or announced: others that could continue there wait for it.
+        Waits up to begin_wait for what other processes compute of the same prompt.
         Raises NoSpace, QuotaExceeded, ConnectionLost, Timeout.
         """
         keys, n = keys_of(tokens)
@@ -281,9 +286,10 @@ class Namespace:
         with client._lock:
             handle = client._open() if client._slow else client._handle
             out = client._out
-            if self._root_key:
+            if self._root_key or point:
                 request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
                 request.arg = count_of(extra, "extra")
+                request.point = count_of(point, "point")
                 rc = lib.kvt_seq_start(handle, request, out)
             else:
                 rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, out)
@@ -292,8 +298,8 @@ class Namespace:
             return Sequence(client, out[0])
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-                          force_miss: bool = False,
-                          own_stream: bool = False) -> AsyncSequence:
+                          force_miss: bool = False, own_stream: bool = False,
+                          point: int = 0) -> AsyncSequence:
         """begin() in an event loop. Thousands may wait at a time. A cancelled call holds nothing.
 
         The tokens are copied before the first await.
@@ -308,6 +314,7 @@ class Namespace:
             request.flags |= lib.KVT_F_WAIT
             request.ttl_ms = min(wait_ms, 0xffffffff)
         request.arg = count_of(extra, "extra")
+        request.point = count_of(point, "point")
         future = client._loop().call(request, keys)
         try:
             answer = await future
@@ -1057,6 +1064,7 @@ def _native_request(request: Request) -> tuple[Any, Any]:
         native.lease.index, native.lease.generation = request.lease
     native.fence.slot, native.fence.value = fence_of(request.fence)
     native.priority, native.ttl_ms = request.priority, int(request.ttl * 1000)
+    native.point = request.point
     places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in request.sides]
     if places:
         sides = ffi.new("struct kvt_side[]", places)

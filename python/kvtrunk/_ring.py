@@ -222,12 +222,14 @@ class Ring:
         return ticket if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
-              wait_ms: int, root_key: int = 0, full: bool = False) -> Begun:
+              wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0) -> Begun:
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
-        back for what others compute of it; 0: not at all. full: reuse up to the last key.
+        back for what others compute of it; 0: not at all. full: reuse up to the last key. point:
+        where a commit will attach side pages, see Namespace.begin().
         ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
+        request.point = point
         request.flags = _OWN_STREAM | _FULL if full else _OWN_STREAM
         if force_miss:
             request.flags |= lib.KVT_F_FORCE_MISS
@@ -238,7 +240,7 @@ class Ring:
         code, pages = self._call()
         if code in _NO_SPACE and self._give_back():
             return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms,
-                              root_key=root_key, full=full)
+                              root_key=root_key, full=full, point=point)
         if code:
             self._say_limit(code)
             return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)

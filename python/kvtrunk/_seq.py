@@ -23,6 +23,8 @@ the pages."""
 
 SIDE_LET: int = lib.KVT_SIDE_LET
 """In place of a side page: let go of what is there (see Sequence.let_go)."""
+JUNCTION: int = lib.KVT_POINT_JUNCTION
+"""A declared point: where the tokens leave what is cached or announced (see Namespace.begin)."""
 _IDLE: Fence = (lib.KVT_FENCE_IDLE, 0)
 _CHUNKED, _KEEP = lib.KVT_F_CHUNKED, lib.KVT_F_KEEP
 _NULL = ffi.NULL

@@ -18,7 +18,8 @@ TOKENS = list(range(64))
 
 @pytest.fixture(scope="module")
 def sided():
-    with testing.daemon(page_size=PAGE, n_pages=256, sides="2,1") as daemon:
+    with testing.daemon(page_size=PAGE, n_pages=256, sides="2,1",
+                        coalesce_threshold=0) as daemon:
         yield daemon
 
 
@@ -138,6 +139,19 @@ def test_what_is_let_go_can_be_evicted_under_a_lock(client):
     assert client.stats().evictable_pages == 1
     client.call(Request("end", lease=lease))
     assert client.stats().evictable_pages == client.stats().cached_pages
+
+
+def test_a_declared_point_holds_others_back_until_it_is_made(client, sided):
+    ns = client.namespace()
+    with sided.connect(sides=(2, 1)) as other, ns.begin(TOKENS, point=48) as seq:
+        theirs = other.namespace()
+        request = Request("begin", theirs, TOKENS[:48] + [7], flags=lib.KVT_F_NO_WAIT, ttl=30)
+        answer = other.call(request)
+        assert isinstance(answer.error, kvtrunk.Again) and answer.announced == 48
+        point(client, seq, 2)
+        seq.commit(48)
+        with theirs.begin(TOKENS[:48] + [7], point=kvtrunk.JUNCTION) as second:
+            assert second.reusable == 48
 
 
 def test_what_is_refused_is_free_after_the_end(client):

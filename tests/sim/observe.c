@@ -438,6 +438,33 @@ static void count_let(struct sim *sim, const struct kvt_record *r, uint32_t befo
 						    now < before;
 }
 
+/* A BEGIN begins to wait, or for something else. */
+static void count_awaited(struct sim *sim, const struct kvt_record *r)
+{
+	uint64_t token = r->value ? r->value : r->seq;
+
+	for (uint32_t i = 0; i < sim->oracle->n_pending; i++) {
+		const struct model_pending *p = &sim->oracle->pending[i];
+
+		if (!p->waits || p->seq != token || !p->for_point)
+			continue;
+		sim->coverage->rare[SIM_POINT_AWAITED]++;
+		sim->coverage->rare[SIM_POINT_CACHED] +=
+			model_page_at(sim->oracle, sim->oracle->leases[p->awaited].node,
+				      p->goal - 1) != 0;
+	}
+}
+
+/* A BEGIN took effect that had waited for a point. */
+static void count_point(struct sim *sim, const struct kvt_record *r)
+{
+	const struct model_run *run = &sim->oracle->run;
+
+	if (r->sqe.op == KVT_OP_BEGIN && r->cqe.result == 0 && run->waiter.for_point)
+		sim->coverage->rare[run->has_now >= run->waiter.goal ? SIM_POINT_MADE :
+								       SIM_POINT_GONE]++;
+}
+
 void sim_observe(struct sim *sim, const struct kvt_record *r)
 {
 	struct sim_session *s = &sim->sessions[r->session <= SIM_SESSIONS ? r->session : 0];
@@ -463,6 +490,7 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 		sim->last_cqe = r->cqe;
 		sim->coverage->rare[SIM_OWN_TAKEN] += sim->oracle->run.own_taken > 0;
 		count_let(sim, r, n_let);
+		count_point(sim, r);
 		if (r->value && s->n_waiting)
 			s->n_waiting--;
 		if (r->cqe.reason == KVT_REASON_ANNOUNCED)
@@ -473,6 +501,7 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 			learn(sim, r);
 		break;
 	case KVT_REC_DEFER:
+		count_awaited(sim, r);
 		s->n_waiting += r->value == 0;
 		break;
 	case KVT_REC_ADOPT:

@@ -406,6 +406,10 @@ static void op_begin(struct shot *shot)
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
 	put_own_stream(shot);
+	if (sim_chance(sim, sim->config.n_sides > 0 ? 500 : 2))
+		shot->sqe.fence_value = sim_chance(sim, 400) ? KVT_POINT_JUNCTION :
+					sim_below(sim, shot->sqe.positions + shot->sqe.n_keys +
+							       2 * ps);
 	words = (shot->sqe.positions + shot->sqe.n_keys + (shot->sqe.arg & 0xffff) + ps - 1) / ps;
 	put_list(shot, words * (1 + sim->config.n_sides) + (sim->config.n_sides > 0));
 }
@@ -432,6 +436,8 @@ static void put_progress(struct shot *shot, const struct sim_lease *lease)
 		shot->sqe.arg -= shot->sqe.arg % ps;
 	if (sim_chance(sim, 200))
 		shot->sqe.arg = lease->known + n;
+	if (sim->oracle->leases[lease->index].point && sim_chance(sim, 500))
+		shot->sqe.arg = sim->oracle->leases[lease->index].point * ps;
 	if (sim_chance(sim, 30))
 		shot->sqe.arg = sim_below(sim, lease->table * ps + 2 * ps);
 	if (sim_chance(sim, 400))
@@ -477,12 +483,23 @@ static uint32_t places_taken(struct shot *shot, uint32_t *places, uint32_t n, ui
 	return n;
 }
 
+/* True if the COMMIT ends at the point that its lease declared. */
+static bool at_its_point(const struct shot *shot)
+{
+	const struct kvt_oracle *o = shot->sim->oracle;
+	uint32_t lease = shot->sqe.node;
+
+	return lease > 0 && lease <= o->config.n_leases && o->leases[lease].point > 0 &&
+	       shot->sqe.arg == o->leases[lease].point * o->config.page_size;
+}
+
 /* Put pairs of places and side pages in front of the keys. */
 static void put_sides(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
 	uint32_t places[32], pages[32], n = choose_places(shot, places, 32), given = n;
 	uint32_t *at = keys_of(shot) + shot->sqe.keys_offset;
+	bool makes = at_its_point(shot) && sim_chance(sim, 800);
 
 	if (sim_chance(sim, 400))
 		n = places_taken(shot, places, n, 32);
@@ -491,7 +508,8 @@ static void put_sides(struct shot *shot)
 	at[0] = sim_chance(sim, 10) ? sim_below(sim, UINT32_MAX) : n;
 	for (uint32_t i = 0; i < n; i++) {
 		at[1 + 2 * i] = places[i];
-		at[2 + 2 * i] = i >= given || sim_chance(sim, 150) ? KVT_SIDE_LET :
+		at[2 + 2 * i] = i < given && makes ? pages[i] :
+				i >= given || sim_chance(sim, 150) ? KVT_SIDE_LET :
 				sim_chance(sim, 200) ? KVT_NONE : pages[i];
 	}
 	shot->sqe.flags |= KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES;

@@ -144,7 +144,11 @@ enum sim_rare {
 	SIM_SIDE_LET_EVICTED,
 	SIM_SIDE_LET_REUSED, /* a BEGIN held it again */
 	SIM_SIDE_TRIMMED,  /* a victim took side pages along */
-	SIM_SIDES_LAST = SIM_SIDE_TRIMMED,
+	SIM_POINT_AWAITED, /* a BEGIN waited for a declared point */
+	SIM_POINT_CACHED,  /* although the pages in front of it were cached */
+	SIM_POINT_MADE,    /* and could use it */
+	SIM_POINT_GONE,    /* or found that it would not be made */
+	SIM_SIDES_LAST = SIM_POINT_GONE,
 	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_FEED_CHECKED,  /* what a subscriber of the feed knows was compared with the arena */

@@ -247,7 +247,8 @@ TEST(doubts_ledger_records_that_contradict)
 		lease++;
 	while (!w->core->pending[pending].session)
 		pending++;
-	expect_doubt(w, &w->core->leases[lease].kind, 9, "kind");
+	expect_doubt(w, (uint32_t *)(void *)&w->core->leases[lease].kind, 9, "kind");
+	expect_doubt(w, &w->core->leases[lease].point, 1, "declares a point");
 	expect_doubt(w, &w->core->leases[lease].session, 0, "no session");
 	expect_doubt(w, &w->core->leases[lease].session, 7, "holds none");
 	expect_doubt(w, &w->core->leases[lease].node, 4000000000u, "free");

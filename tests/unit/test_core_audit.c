@@ -196,7 +196,9 @@ static void changes_of_leases_and_sessions(struct world *w)
 		struct kvt_lease_record *lease = &w->core->leases[i];
 		bool live = lease->kind != KVT_LEASE_FREE;
 
-		CHANGE(lease, kind, i, lease->kind == KVT_LEASE_MATCH);
+		change(&c, (uint32_t *)(void *)lease, "kind", i,
+		       lease->kind == KVT_LEASE_MATCH ? 0 : 0xffff);
+		CHANGE(lease, point, i, !live);
 		CHANGE(lease, session, i, !live);
 		CHANGE(lease, node, i, !live);
 		CHANGE(lease, path_pages, i, lease->kind != KVT_LEASE_BEGIN);
