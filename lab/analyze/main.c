@@ -349,10 +349,14 @@ static int report(const struct analyze *analyze)
 {
 	int rc = 0;
 
+	if (!analyze->json && !analyze->quiet && analyze->trace->texts)
+		printf(KVT_TRACE_TEXTS, "analyze");
 	if (analyze->json)
 		kvt_analysis_print_json(&analyze->analysis);
 	else
 		kvt_analysis_print(&analyze->analysis);
+	fflush(stdout);
+	kvt_trace_say_unread(analyze->trace);
 	if (analyze->svg_path)
 		rc = kvt_analysis_draw(&analyze->analysis, analyze->svg_path);
 	if (rc)

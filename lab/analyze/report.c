@@ -153,7 +153,8 @@ void kvt_analysis_print_json(const struct kvt_analysis *analysis)
 
 	kvt_json_open(&json, NULL, '{');
 	kvt_json_u64(&json, "requests", batch->trace->n_requests);
-	kvt_json_u64(&json, "requests_left_out", batch->trace->left_out);
+	kvt_json_u64(&json, "requests_left_out",
+		    (uint64_t)batch->trace->left_out + batch->trace->empty);
 	kvt_json_u64(&json, "page_size", batch->page_size);
 	kvt_json_u64(&json, "concurrency", analysis->concurrency);
 	kvt_json_u64(&json, "input_positions", batch->trace->input_positions);

@@ -613,7 +613,11 @@ static int run(struct replay *replay)
 	if (rc)
 		return KVT_EXIT_PROBLEM;
 	simulate(replay);
+	if (!replay->options.json && !replay->options.quiet && replay->trace->texts)
+		printf(KVT_TRACE_TEXTS, "replay");
 	kvt_replay_print(&replay->report);
+	fflush(stdout);
+	kvt_trace_say_unread(replay->trace);
 	if (replay->options.served_path) {
 		rc = kvt_replay_write_served(&replay->report);
 		if (rc) {

@@ -207,7 +207,8 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "workers_lost", report->workers_lost);
 	kvt_json_u64(&json, "workers_failed", report->workers_failed);
 	kvt_json_u64(&json, "requests_lost", totals->lost);
-	kvt_json_u64(&json, "requests_left_out", report->trace->left_out);
+	kvt_json_u64(&json, "requests_left_out",
+		    (uint64_t)report->trace->left_out + report->trace->empty);
 	json_private(&json, report);
 	if (report->options->store_pages) {
 		kvt_json_open(&json, "store", '{');

@@ -8,6 +8,7 @@
 #include "lab/trace/read.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,6 +107,36 @@ static int skip_to_object(struct kvt_reader *reader, gzFile file)
 	}
 }
 
+#define UTF16_CURE "UTF-16: convert it, iconv -f UTF-16 -t UTF-8"
+
+/* Skip a byte order mark. Refuse what its first byte says is no UTF-8. */
+static int read_head(struct kvt_reader *reader, gzFile file)
+{
+	int c = gzgetc(file);
+
+	switch (c) {
+	case 0xef:
+		if (gzgetc(file) == 0xbb && gzgetc(file) == 0xbf)
+			return 0;
+		break;
+	case 0xfe:
+	case 0xff:
+		return kvt_reader_complain(reader, UTF16_CURE);
+	case '(':
+		return kvt_reader_complain(reader, "zstd data: pipe it, zstd -dc FILE | "
+						   "kvtlab ... -");
+	case 0xfd:
+		return kvt_reader_complain(reader, "xz data: pipe it, xz -dc FILE | kvtlab ... -");
+	case 'B':
+		return kvt_reader_complain(reader, "bzip2 data: pipe it, bzip2 -dc FILE | "
+						   "kvtlab ... -");
+	default:
+		gzungetc(c, file);
+		return 0;
+	}
+	return kvt_reader_complain(reader, "not a JSON object");
+}
+
 /* Read the text of one object, up to the brace that ends it. A line break in a string is an error
  * that JSON's parser names. Returns its bytes, 0 at EOF, or negative errno. */
 static ssize_t next_object(struct kvt_reader *reader, gzFile file)
@@ -117,6 +148,8 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 
 	reader->line = reader->next_line;
 	while (c != EOF) {
+		if (c == '\0')
+			return kvt_reader_complain(reader, UTF16_CURE);
 		if (!n && c != '{')
 			return kvt_reader_complain(reader, "not a JSON object");
 		rc = keep(reader, n++, c);
@@ -138,30 +171,83 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 	}
 	gzerror(file, &code);
 	if (code != Z_OK && code != Z_STREAM_END)
-		return kvt_reader_complain(reader, "damaged gzip data");
+		return kvt_reader_complain(reader, code == Z_BUF_ERROR ?
+					   "the gzip data is cut short" : "damaged gzip data");
 	if (!n && reader->array)
 		return kvt_reader_complain(reader, "the file ends inside its array");
 	return (ssize_t)n;
 }
 
+/* Make numbers of integers above 64 bits, which are JSON, too: the last two digits become an
+ * exponent. Where a reader wants an integer it still has none. */
+static void shorten_integers(char *text, size_t bytes)
+{
+	bool string = false;
+	size_t digits = 0;
+
+	for (size_t i = 0; i < bytes; i++) {
+		char c = text[i];
+
+		if (string && c == '\\')
+			i++;
+		else if (c == '"')
+			string = !string;
+		if (!string && c >= '0' && c <= '9') {
+			digits++;
+			continue;
+		}
+		if (digits > 18 && !strchr(".eE", c) && !strchr(".eE", text[i - digits - 1]))
+			memcpy(text + i - 2, "e2", 2);
+		digits = 0;
+	}
+}
+
+static json_t *parse(struct kvt_reader *reader, size_t bytes, json_error_t *error)
+{
+	const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
+	json_t *object = json_loadb(reader->text, bytes, flags, error);
+
+	if (object || json_error_code(error) != json_error_numeric_overflow)
+		return object;
+	shorten_integers(reader->text, bytes);
+	return json_loadb(reader->text, bytes, flags, error);
+}
+
+/* Refuse a line that holds only what is new in its session: read alone, it shares nothing. */
+static int refuse_delta(struct kvt_reader *reader, json_t *object)
+{
+	const char *mode = json_string_value(kvt_reader_take(reader, object, "message_mode"));
+
+	if (!json_is_number(json_object_get(object, "delay")) &&
+	    (!mode || strcmp(mode, "delta") != 0))
+		return 0;
+	return kvt_reader_complain(reader, "a line with \"delay\" or \"message_mode\": \"delta\" "
+				   "holds only what is new in its session: give each turn with "
+				   "all that stands before it, and its time");
+}
+
 static int read_object(struct kvt_reader *reader, const struct format **format, size_t bytes)
 {
+	uint32_t n_requests = reader->builder->n_requests;
 	json_error_t error;
-	json_t *object = json_loadb(reader->text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL,
-				    &error);
+	json_t *object = parse(reader, bytes, &error);
 	int rc;
 
 	if (!object)
 		return kvt_reader_complain(reader, "not JSON: %.200s", error.text);
+	reader->n_used = 0;
 	if (!*format)
 		*format = find_format(object);
 	if (reader->n_objects || (*format)->mark)
 		reader->expected = (*format)->expected;
 	if (!reader->block)
 		reader->block = (*format)->block;
-	rc = (*format)->read(reader, object);
+	rc = refuse_delta(reader, object);
+	if (!rc)
+		rc = (*format)->read(reader, object);
 	json_decref(object);
 	reader->n_objects++;
+	reader->n_empty += reader->builder->n_requests == n_requests;
 	return rc;
 }
 
@@ -169,8 +255,8 @@ static int read_object(struct kvt_reader *reader, const struct format **format, 
 static int read_objects(struct kvt_reader *reader, gzFile file, const struct format **format,
 			struct kvt_progress_line *progress)
 {
+	int rc = read_head(reader, file);
 	ssize_t n;
-	int rc = 0;
 
 	while (!rc && (n = next_object(reader, file)) != 0) {
 		rc = n < 0 ? (int)n : read_object(reader, format, (size_t)n);
@@ -184,6 +270,46 @@ static int read_objects(struct kvt_reader *reader, gzFile file, const struct for
 		rc = -EINVAL;
 	}
 	return rc;
+}
+
+/* Compose the sentence about what was not used. */
+static void tell_unread(struct kvt_trace *trace, const struct kvt_reader *reader)
+{
+	size_t bytes = 0, n = json_object_size(reader->unread);
+	const char *name, *comma = "";
+	json_t *count;
+	FILE *text;
+
+	trace->empty = reader->n_empty;
+	trace->texts = reader->texts;
+	if (!n && !reader->n_empty)
+		return;
+	text = open_memstream(&trace->unread, &bytes);
+	if (!text)
+		return;
+	fprintf(text, "%s: not used: ", reader->path);
+	if (reader->n_empty) {
+		fprintf(text, "%u objects without a request", reader->n_empty);
+		comma = ", ";
+	}
+	json_object_foreach(reader->unread, name, count) {
+		fprintf(text, "%s\"%s\" (%" PRIu64 ")", comma, name,
+			(uint64_t)json_integer_value(count));
+		comma = ", ";
+	}
+	fclose(text);
+}
+
+/* Count times from the earliest. */
+static void count_from_first(struct kvt_trace_builder *builder)
+{
+	uint64_t first = UINT64_MAX;
+
+	for (uint32_t i = 0; i < builder->n_requests; i++)
+		if (builder->requests[i].at_us < first)
+			first = builder->requests[i].at_us;
+	for (uint32_t i = 0; i < builder->n_requests; i++)
+		builder->requests[i].at_us -= first;
 }
 
 int kvt_trace_read(struct kvt_trace *trace, struct kvt_trace_builder *builder,
@@ -207,6 +333,9 @@ int kvt_trace_read(struct kvt_trace *trace, struct kvt_trace_builder *builder,
 	gzbuffer(file, 1 << 17);
 	rc = read_objects(&reader, file, &format, options->progress);
 	gzclose(file);
+	if (!rc && reader.since_1970)
+		count_from_first(builder);
+	tell_unread(trace, &reader);
 	builder->n_sessions = reader.sessions.n;
 	builder->n_streams = reader.streams.n ? reader.streams.n : reader.sessions.n;
 	builder->n_heads = reader.heads.n;
@@ -215,6 +344,7 @@ int kvt_trace_read(struct kvt_trace *trace, struct kvt_trace_builder *builder,
 	json_decref(reader.sessions.numbers);
 	json_decref(reader.streams.numbers);
 	json_decref(reader.heads.numbers);
+	json_decref(reader.unread);
 	free(reader.text);
 	return rc;
 }

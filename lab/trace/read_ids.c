@@ -63,7 +63,7 @@ static int read_hash_ids(struct kvt_reader *reader, json_t *ids, struct kvt_trac
 int kvt_read_mooncake(struct kvt_reader *reader, json_t *object)
 {
 	struct kvt_trace_request request = kvt_reader_request(reader);
-	json_t *ids = json_object_get(object, "hash_ids"), *id;
+	json_t *ids = kvt_reader_take(reader, object, "hash_ids"), *id;
 	char name[32];
 	int rc;
 
@@ -81,6 +81,7 @@ int kvt_read_mooncake(struct kvt_reader *reader, json_t *object)
 	snprintf(name, sizeof(name), "%" PRIu64, id ? (uint64_t)json_integer_value(id) : 0);
 	rc = kvt_reader_number(&reader->sessions, name, &request.session);
 	request.stream = request.session;
+	kvt_reader_unread(reader, object, "", NULL);
 	return rc ? rc : kvt_reader_add(reader, &request);
 }
 
@@ -88,7 +89,7 @@ int kvt_read_mooncake(struct kvt_reader *reader, json_t *object)
 
 static int read_runs(struct kvt_reader *reader, json_t *object, struct kvt_trace_request *request)
 {
-	json_t *runs = json_object_get(object, "r"), *run;
+	json_t *runs = kvt_reader_take(reader, object, "r"), *run;
 	uint64_t n_ids = 0;
 	size_t i;
 	int rc;
@@ -115,7 +116,8 @@ static int read_runs(struct kvt_reader *reader, json_t *object, struct kvt_trace
 
 int kvt_read_agent(struct kvt_reader *reader, json_t *object)
 {
-	json_t *session = json_object_get(object, "s"), *agent = json_object_get(object, "a");
+	json_t *session = kvt_reader_take(reader, object, "s");
+	json_t *agent = kvt_reader_take(reader, object, "a");
 	struct kvt_trace_request request = kvt_reader_request(reader);
 	uint32_t tools = 0, system = 0;
 	char name[160];
@@ -149,5 +151,6 @@ int kvt_read_agent(struct kvt_reader *reader, json_t *object)
 	snprintf(name, sizeof(name), "%u/%u", tools, system);
 	request.head = tools + system;
 	rc = kvt_reader_number(&reader->heads, name, &request.head_id);
+	kvt_reader_unread(reader, object, "", NULL);
 	return rc ? rc : kvt_reader_add(reader, &request);
 }

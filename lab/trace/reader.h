@@ -13,6 +13,8 @@
 
 #define KVT_TRACE_MAX_POSITIONS (1u << 30) /* of a request: above any model, below overflow */
 
+#define KVT_READER_USED 32
+
 /** Names seen, numbered in order of appearance. */
 struct kvt_names {
 	json_t *numbers;
@@ -33,6 +35,13 @@ struct kvt_reader {
 	struct kvt_names sessions;
 	struct kvt_names streams;
 	struct kvt_names heads;
+	double scale;      /* microseconds of a time's unit; 0: no time was read yet */
+	bool since_1970;   /* times count from there */
+	bool texts;        /* a byte of one was a key */
+	uint32_t n_empty;  /* objects without a request */
+	const char *used[KVT_READER_USED]; /* members of this object that were read */
+	uint32_t n_used;
+	json_t *unread;    /* how many objects had members that are not read, by name */
 	char *text; /* the object */
 	size_t text_bytes;
 };
@@ -42,10 +51,17 @@ int kvt_reader_complain(struct kvt_reader *reader, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /** Give the number of a name. -ENOMEM. */
 int kvt_reader_number(struct kvt_names *names, const char *name, uint32_t *ret_number);
+/** Get a member of the line's object, which is thereby used. NULL: it has none. */
+json_t *kvt_reader_take(struct kvt_reader *reader, json_t *object, const char *name);
+/** Count the members of an object that are neither used nor one of `known`, which ends with NULL;
+ * `known` may be NULL. where: what stands before their names. */
+void kvt_reader_unread(struct kvt_reader *reader, json_t *object, const char *where,
+		       const char *const *known);
 /** Read a count of positions. A missing optional one leaves *ret_value unchanged. */
 int kvt_reader_count(struct kvt_reader *reader, json_t *object, const char *name, bool required,
 		     uint32_t *ret_value);
-/** Read a time in units of `scale` microseconds. A missing one leaves *ret_us unchanged. */
+/** Read a time in units of `scale` microseconds; since 1970 in seconds, milliseconds, microseconds
+ * or nanoseconds if the first of the file is above 10^8. A missing one leaves *ret_us unchanged. */
 int kvt_reader_time(struct kvt_reader *reader, json_t *object, const char *name, double scale,
 		    uint64_t *ret_us);
 /** True for an integer that is a block id or a key. */

@@ -357,7 +357,14 @@ void kvt_trace_free(struct kvt_trace *trace)
 		return;
 	free(trace->requests);
 	free(trace->runs);
+	free(trace->unread);
 	free(trace);
+}
+
+void kvt_trace_say_unread(const struct kvt_trace *trace)
+{
+	if (trace->unread)
+		fprintf(stderr, "%s\n", trace->unread);
 }
 
 /* ---- keys ---- */

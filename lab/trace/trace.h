@@ -60,6 +60,9 @@ struct kvt_trace {
 	uint32_t max_input;
 	uint32_t max_output;
 	uint32_t left_out;    /* requests longer than the context limit */
+	uint32_t empty;       /* lines that hold no request */
+	bool texts;           /* a byte of the file's texts is a key */
+	char *unread;         /* what lines had that is not used, as a sentence; NULL: nothing */
 	uint64_t input_positions; /* of all requests */
 	uint64_t seed;        /* of the key function */
 };
@@ -101,6 +104,12 @@ int kvt_trace_format_parse(const char *name, uint32_t *ret_format);
 int kvt_trace_load(const struct kvt_trace_options *options, struct kvt_trace **ret_trace,
 		   char *why, size_t why_bytes);
 void kvt_trace_free(struct kvt_trace *trace);
+/** Say on stderr what of the file was not used; nothing if all was. */
+void kvt_trace_say_unread(const struct kvt_trace *trace);
+
+/** The first line of a report about texts; %s is the command. */
+#define KVT_TRACE_TEXTS "A byte of a text is a position here, and a token some four bytes. For " \
+			"tokens: python3 -m kvtrunk.tokens MODEL FILE | kvtlab %s -\n"
 
 /** Compute the keys of positions [from, to) of a request, to <= input. */
 void kvt_trace_keys(const struct kvt_trace *trace, const struct kvt_trace_request *request,

@@ -9,7 +9,9 @@ from ._errors import InvalidArgument
 Prompt = Union[str, list[dict[str, Any]]]
 """A text, or messages with "role" and "content", or "from" and "value"."""
 
-_ROLES = {"human": "user", "gpt": "assistant"}
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
+          "bard": "assistant", "model": "assistant", "observation": "tool"}
+_KNOWN = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def load(name: str) -> Any:
@@ -44,6 +46,13 @@ def message_of(one: Any) -> dict[str, Any]:
     """A message with "role" and "content". InvalidArgument: it is none."""
     if not isinstance(one, dict) or not one.keys() & {"role", "from"}:
         raise InvalidArgument('a message must have "role" and "content", or "from" and "value"')
+    name = one.get("role", one.get("from"))
+    role = _ROLES.get(name, name) if isinstance(name, str) else None
+    if role not in _KNOWN:
+        raise InvalidArgument(f'a message\'s role is "{name}": give system, user, assistant or tool')
+    content = one.get("content", one.get("value"))
+    if not isinstance(content, (str, list, type(None))):
+        raise InvalidArgument('a message must have "role" and "content", or "from" and "value"')
     if "role" in one:
-        return one
-    return {"role": _ROLES.get(one["from"], one["from"]), "content": one.get("value", "")}
+        return {**one, "role": role}
+    return {"role": role, "content": content or ""}

@@ -95,10 +95,10 @@ def test_kvtlab_reads_what_comes_out(transformers):
 
 @pytest.mark.parametrize("model, given, why", [
     ("none", "", "kvtrunk.tokens: no tokenizer none: none is not a local folder"),
-    ("words", '{"text": "a"} [1]', "kvtrunk.tokens: -: object 2: a request is a JSON object"),
-    ("words", '{"messages": ["a"]}', 'object 1: a message must have "role" and "content"'),
+    ("words", '{"text": "a"} [1]', "kvtrunk.tokens: -:1: not a JSON object"),
+    ("words", '{"messages": ["a"]}', '-:1: a message must have "role" and "content"'),
     ("words", '{"messages": [{"role": "assistant"}, {"role": "user"}]}',
-     "object 1: the model's template refuses it: no user"),
+     "-:1: the model's template refuses it: no user"),
     ("words", '{"text": "a"} {"tex', "Unterminated string"),
 ])
 def test_mistakes(transformers, model, given, why):
