@@ -359,7 +359,8 @@ TEST(bad_lines_are_named)
 		{ KVT_TRACE_JSONL, "{\"prompt\":[\"a\"]}\n", "holds several prompts" },
 		{ KVT_TRACE_JSONL, "{\"messages\":[{\"role\":\"user\"},1]}\n", "\"role\" and" },
 		{ KVT_TRACE_JSONL, "{\"messages\":[]}\n", "holds no request" },
-		{ KVT_TRACE_JSONL, "{\"messages\":[{\"content\":[{\"image\":1}]}]}\n", "images" },
+		{ KVT_TRACE_JSONL, "{\"messages\":[{\"role\":\"user\",\"content\":"
+		  "[{\"image\":1}]}]}\n", "images" },
 		{ KVT_TRACE_JSONL, "[{\"prompt\":\"a\"}\n", "ends inside its array" },
 		{ KVT_TRACE_JSONL, "\n \n", "holds no request" },
 	};
