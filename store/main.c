@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "shm/commit.h"
+#include "shm/stdio.h"
 #include "store/device.h"
 #include "store/bench.h"
 #include "store/serve.h"
@@ -343,10 +344,11 @@ int main(int argc, char **argv)
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
 		},
 	};
-	int status = parse_options(&store.options, argc, argv);
 	char path[KVT_STORE_PATH_BYTES];
-	int rc;
+	int rc, status;
 
+	kvt_stdio_begin("kvtstored");
+	status = parse_options(&store.options, argc, argv);
 	if (status >= 0)
 		return status;
 	store.options.daemon_path = kvt_daemon_path(store.options.daemon_path);
