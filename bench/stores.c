@@ -2,7 +2,7 @@
 /**
  * @file stores.c
  * What a store costs and brings: a FETCH that finds nothing, where there is no store, a load and a
- * copy beside memcpy(), the first chunk of a load, and a load from a sibling's pool.
+ * copy beside memcpy(), and the first chunk of a load.
  *
  * Inputs: the options; a real daemon and a real kvtstored, each with its own memory. Invariants:
  * pool and buffers of a floor were touched before, as those of a store were. The store may use any
@@ -81,14 +81,12 @@ static void open_pool(struct stores *stores, const struct bench_options *options
 	memset(stores->pool.base, 1, POOL_BYTES / page_bytes * page_bytes);
 }
 
-/* `sibling` NULL: none. */
 static void open_all(struct stores *stores, const struct bench_options *options,
-		     uint64_t page_bytes, const struct stores *sibling)
+		     uint64_t page_bytes)
 {
 	char program[4096], why[512] = "";
 	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
-				      "--queue-pages", "65536", sibling ? "--sibling" : NULL,
-				      sibling ? sibling->daemon.socket_path : NULL, NULL };
+				      "--queue-pages", "65536", NULL };
 
 	open_pool(stores, options, page_bytes);
 	stores->memory = kvt_map(COPY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -261,7 +259,7 @@ static void copies(const struct bench_options *options, uint64_t page_bytes, con
 	char figure[80];
 	double value;
 
-	open_all(&stores, options, page_bytes, NULL);
+	open_all(&stores, options, page_bytes);
 	for (uint32_t i = 0; i < rounds; i++) {
 		copy_out(&stores, n, &times);
 		load_in(&stores, n * PAGE_SIZE, n * PAGE_SIZE, &times.in);
@@ -280,55 +278,6 @@ static void copies(const struct bench_options *options, uint64_t page_bytes, con
 		     "memcpy() of the chunk", 0);
 	snprintf(figure, sizeof(figure), "store, %s: first chunk, above memcpy()", kind);
 	bench_aim(figure, value, "us", 100, false);
-}
-
-/* ---- a load from a sibling's pool */
-
-/* Publish a prompt of n pages in the sibling, and load it. */
-static void load_across(struct stores *stores, struct stores *sibling, uint32_t n,
-			struct bench_samples *value, struct bench_samples *floor)
-{
-	struct kvt_seq *from, *to;
-	const uint32_t *from_pages, *to_pages;
-	uint64_t start;
-
-	bench_new_keys(stores->keys, n * PAGE_SIZE);
-	sibling->keys = stores->keys;
-	from = begin(sibling, n * PAGE_SIZE);
-	to = begin(stores, n * PAGE_SIZE);
-	from_pages = kvt_seq_pages(from, NULL);
-	to_pages = kvt_seq_pages(to, NULL);
-	start = bench_ticks();
-	for (uint32_t i = 0; i < n; i++)
-		memcpy((uint8_t *)stores->pool.base + to_pages[i] * stores->page_bytes,
-		       (uint8_t *)sibling->pool.base + from_pages[i] * stores->page_bytes,
-		       stores->page_bytes);
-	bench_samples_add_any(floor, bench_ticks() - start);
-	end(stores, to, 0);
-	end(sibling, from, n * PAGE_SIZE);
-	while (status_of(stores).sibling_pages < n)
-		pause_shortly();
-	load_in(stores, n * PAGE_SIZE, n * PAGE_SIZE, value);
-	evict(sibling);
-	while (status_of(stores).sibling_pages > 0)
-		pause_shortly();
-}
-
-static void siblings(const struct bench_options *options, uint64_t page_bytes, const char *kind)
-{
-	uint32_t n = (uint32_t)(COPY_BYTES / page_bytes), rounds = options->quick ? 5 : 15;
-	struct bench_samples value = { 0 }, floor = { 0 };
-	struct stores stores, sibling;
-
-	open_pool(&sibling, options, page_bytes);
-	open_all(&stores, options, page_bytes, &sibling);
-	for (uint32_t i = 0; i < rounds; i++)
-		load_across(&stores, &sibling, n, &value, &floor);
-	close_all(&stores);
-	kvt_client_close(sibling.client, KVT_IDLE);
-	kvt_own_daemon_stop(&sibling.daemon);
-	emit("store_load_sibling", kind, &value, &floor, "memcpy() from pool to pool",
-	     n * page_bytes);
 }
 
 /* ---- a FETCH that finds nothing */
@@ -375,7 +324,7 @@ static void fetches(const struct bench_options *options)
 	struct stores stores;
 	double us;
 
-	open_all(&stores, options, 65536, NULL);
+	open_all(&stores, options, 65536);
 	for (uint32_t i = 0; i < count; i++) {
 		begin_new(&stores, true, &asked);
 		begin_new(&stores, false, &not_asked);
@@ -397,6 +346,4 @@ void bench_stores(const struct bench_options *options)
 	fetches(options);
 	copies(options, 1 << 20, "pages of 1 MiB");
 	copies(options, 64 << 10, "pages of 64 KiB");
-	siblings(options, 1 << 20, "pages of 1 MiB");
-	siblings(options, 64 << 10, "pages of 64 KiB");
 }

@@ -66,6 +66,7 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 #define KVT_STORE_COUNTS(X)                                                                        \
 	X(GAUGE, connected, "1 while the store has a session of its daemon.")                      \
 	X(GAUGE, uptime_ns, "Age of the store.")                                                   \
+	X(GAUGE, instances, "Instances that share its memory, file and helper.")                   \
 	X(GAUGE, pool_pages, "Pages of the pool that the store serves.")                           \
 	X(GAUGE, ram_bytes, "Memory for copies.")                                                  \
 	X(GAUGE, room_pages, "Pages that fit into the store.")                                     \
@@ -87,11 +88,6 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(GAUGE, unloaded_ns, "Time since a page was loaded last, or since the start.")            \
 	X(GAUGE, unloaded_pages, "Pages that clients computed in this time.")                      \
 	X(GAUGE, coming_pages, "Pages on their way from a tier below the memory.")                 \
-	X(GAUGE, siblings, "Other instances of the host whose pools it reads.")                    \
-	X(GAUGE, siblings_ready, "Of these: connected.")                                           \
-	X(GAUGE, sibling_pages, "Pages that these cache.")                                         \
-	X(COUNTER, sibling_read_pages, "Pages read from them.")                                    \
-	X(COUNTER, sibling_spoiled_pages, "Pages evicted there while they were read.")             \
 	X(GAUGE, file_bytes, "Size of the file. 0: there is none.")                                \
 	X(GAUGE, file_room_pages, "Pages that fit into the file.")                                 \
 	X(GAUGE, file_pages, "Pages that are in the file.")                                        \
@@ -114,6 +110,6 @@ struct kvt_store_status {
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 360, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 328, "kvt_store_status");
 
 #endif

@@ -18,7 +18,6 @@
 #include "lab/script/script.h"
 #include "lab/verify.h"
 #include "shm/commit.h"
-#include "shm/stdio.h"
 #include "tools/program.h"
 #include "tools/util.h"
 
@@ -94,7 +93,6 @@ static int usage(FILE *to)
 
 int main(int argc, char **argv)
 {
-	kvt_stdio_begin("kvtlab");
 	signal(SIGPIPE, SIG_IGN);
 	if (argc < 2)
 		return usage(stderr);
@@ -105,8 +103,14 @@ int main(int argc, char **argv)
 		return KVT_EXIT_OK;
 	}
 	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (strcmp(argv[1], commands[i].name) == 0)
-			return commands[i].run(argc - 1, argv + 1);
+		int status;
+
+		if (strcmp(argv[1], commands[i].name) != 0)
+			continue;
+		status = commands[i].run(argc - 1, argv + 1);
+		if (fflush(stdout) && status == KVT_EXIT_OK)
+			status = KVT_EXIT_PROBLEM;
+		return status;
 	}
 	fprintf(stderr, "kvtlab: no command '%s'; kvtlab --help lists them\n", argv[1]);
 	return KVT_EXIT_USAGE;

@@ -11,8 +11,9 @@
  *     arrived()  ends each read(), in any order
  *     keep()     a page leaves the memory
  *
- * No function waits. Between read() and arrived() the record belongs to the tier below. A tier that
- * fails still ends its reads, as bad ones, once nothing can write to their records.
+ * All are called with the lock of the memory, and no function waits. Between read() and arrived()
+ * the record belongs to the tier below. A tier that fails still ends its reads, as bad ones, once
+ * nothing can write to their records.
  */
 
 #include <stdbool.h>

@@ -165,7 +165,7 @@ static int write_file(struct bench *bench)
 		bool leaves = !tier->index.first_free;
 		uint32_t entry;
 
-		while (rc == 0 && !kvt_tier_ready(tier))
+		while (rc == 0 && !tier->below[0].ready(bench->file))
 			rc = await_file(bench);
 		entry = kvt_index_take(&tier->index);
 		if (leaves)
@@ -189,10 +189,15 @@ static int read_file(struct bench *bench)
 		for (; ahead < bench->n && ahead < at + KVT_FILE_DEPTH_MOST; ahead++) {
 			struct kvt_chain next = name_of(bench->first + ahead);
 
-			if (kvt_tier_bring(&bench->tier, &next, &page) == -EAGAIN)
+			entry = kvt_tier_bring(&bench->tier, &next, &page);
+			if (entry == -EAGAIN)
 				break;
+			if (entry > 0)
+				kvt_tier_unpin(&bench->tier, (uint32_t)entry, true);
 		}
 		entry = kvt_tier_bring(&bench->tier, &page, &page);
+		if (entry > 0)
+			kvt_tier_unpin(&bench->tier, (uint32_t)entry, true);
 		if (entry > 0)
 			at++;
 		else

@@ -26,17 +26,6 @@ void kvt_chain_root(const struct kvt_info *info, const uint64_t namespace_digest
 	kvt_sha256_finish(&hash, ret_root->digest);
 }
 
-uint64_t kvt_chain_layout(const struct kvt_info *info)
-{
-	static const uint64_t any[2];
-	struct kvt_chain root;
-	uint64_t layout;
-
-	kvt_chain_root(info, any, 0, &root);
-	memcpy(&layout, root.digest, sizeof(layout));
-	return layout;
-}
-
 void kvt_chain_next(const struct kvt_chain *parent, const uint32_t *keys, uint32_t n_keys,
 		    struct kvt_chain *ret_page)
 {

@@ -30,8 +30,6 @@ struct kvt_chain {
 /** Compute what stands in front of the first page of a tree. */
 void kvt_chain_root(const struct kvt_info *info, const uint64_t namespace_digest[2],
 		    uint64_t root_key, struct kvt_chain *ret_root);
-/** Return a number that two instances have in common if their pages can have common names. */
-uint64_t kvt_chain_layout(const struct kvt_info *info);
 /** Compute a page's digest. `parent` NULL: nothing is in front. May be *ret_page. */
 void kvt_chain_next(const struct kvt_chain *parent, const uint32_t *keys, uint32_t n_keys,
 		    struct kvt_chain *ret_page);

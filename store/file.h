@@ -29,6 +29,14 @@
 #define KVT_FILE_DEPTH_MOST KVT_COMING_MOST
 #define KVT_FILE_RAM_PAGES 8u /* that the memory must have at least */
 
+#define KVT_FILE_CACHES 16u
+
+/* A daemon's cache that pages of the file are from. */
+struct kvt_file_cache {
+	uint64_t instance[2]; /* 0: none */
+	uint64_t epoch; /* of that cache, when the pages still counted */
+};
+
 struct kvt_file_head {
 	char magic[8];
 	uint32_t format;
@@ -40,10 +48,9 @@ struct kvt_file_head {
 	uint64_t checkpoint_pages;
 	uint64_t next_write; /* at the checkpoint */
 	uint64_t first_write; /* what was written before was dropped */
-	uint64_t instance[2]; /* of the last daemon; 0: there was none */
-	uint64_t epoch;       /* of that daemon's cache, when the pages still counted */
 	uint32_t checkpoint_crc;
 	uint32_t reserved;
+	struct kvt_file_cache caches[KVT_FILE_CACHES]; /* the last ones, the youngest first */
 };
 
 struct kvt_file_slot {
@@ -81,12 +88,12 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 /** Write what the memory holds, and a checkpoint, then close. `*stop`: end early. NULL: nothing is
  * done. */
 void kvt_file_close(struct kvt_file *file, const volatile int *stop);
-/** Note whose cache the pages count for from now on. Returns its epoch when they last did: if it is
- * not `epoch`, there was a RESET that no store saw. NULL: nothing is done. */
+/** Note that pages count for this cache, too, from now on. Returns its epoch when they last did: if
+ * it is not `epoch`, there was a RESET that no store saw. NULL: nothing is done. */
 uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);
-/** Forget all pages, also those that a start would find: what follows is of `epoch`. NULL: nothing
- * is done. */
-void kvt_file_clear(struct kvt_file *file, uint64_t epoch);
+/** Forget all pages, also those that a start would find: what follows is of `epoch` of this cache.
+ * NULL: nothing is done. */
+void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);
 /** NULL: all 0. */
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file);
 

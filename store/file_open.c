@@ -24,7 +24,7 @@
 #include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
-#define FORMAT 1u
+#define FORMAT 2u
 #define ALLOCATE_BYTES (1ull << 30) /* at a time */
 #define LOCK_TRIES 200u             /* 10 ms each */
 
@@ -555,23 +555,44 @@ static bool keep_head(struct kvt_file *file)
 	return rc == 0;
 }
 
+/* Make a cache the youngest of the head. Returns its epoch there, `epoch` if it is not. */
+static uint64_t note_cache(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
+{
+	struct kvt_file_cache *caches = file->head.caches, found = { .epoch = epoch };
+	uint32_t at = 0;
+
+	memcpy(found.instance, instance, sizeof(found.instance));
+	while (at < KVT_FILE_CACHES - 1 &&
+	       memcmp(caches[at].instance, instance, sizeof(found.instance)) != 0)
+		at++;
+	if (memcmp(caches[at].instance, instance, sizeof(found.instance)) == 0)
+		found = caches[at];
+	memmove(caches + 1, caches, at * sizeof(*caches));
+	caches[0] = found;
+	return found.epoch;
+}
+
 uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
 {
-	if (!file || memcmp(file->head.instance, instance, sizeof(file->head.instance)) == 0)
-		return file ? file->head.epoch : epoch;
-	memcpy(file->head.instance, instance, sizeof(file->head.instance));
-	file->head.epoch = epoch;
-	keep_head(file);
+	struct kvt_file_head before;
+
+	if (!file)
+		return epoch;
+	before = file->head;
+	epoch = note_cache(file, instance, epoch);
+	if (memcmp(&before, &file->head, sizeof(before)) != 0)
+		keep_head(file);
 	return epoch;
 }
 
-void kvt_file_clear(struct kvt_file *file, uint64_t epoch)
+void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
 {
 	if (!file)
 		return;
 	kvt_index_clear(&file->slots);
 	file->head.first_write = file->next_write;
-	file->head.epoch = epoch;
+	note_cache(file, instance, epoch);
+	file->head.caches[0].epoch = epoch;
 	/* Also after a failure: the next start uses the file again. */
 	if (!keep_head(file))
 		fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would "

@@ -34,6 +34,7 @@ static int begin_snapshot(struct kvt_store *store)
 
 	kvt_known_forget(&store->known);
 	store->reset |= store->epoch != epoch;
+	store->known.outdated &= store->epoch == epoch;
 	store->epoch = epoch;
 	rc = kvt_feed_snapshot_begin(store->feed);
 	store->reading = rc == 0;
@@ -130,10 +131,17 @@ int kvt_store_follow(struct kvt_store *store)
 static void end_copy(struct kvt_store *store, bool complete)
 {
 	const struct kvt_copy *copy = &store->copy;
+	struct kvt_remote *remote = store->host->remote;
 
-	if (copy->page && kvt_copy_end(&store->tier, &store->known, copy, complete) &&
-	    kvt_index_find(&store->tier.index, &copy->chain) == copy->entry)
-		kvt_remote_store(store->remote, copy->entry);
+	if (!copy->page)
+		return;
+	if (complete)
+		kvt_remote_seal(remote, copy->entry, &copy->chain);
+	if (kvt_copy_end(store->tier, &store->known, &store->share, copy, complete) && remote) {
+		kvt_tier_lock(store->tier);
+		kvt_remote_store(remote, copy->entry, &copy->chain);
+		kvt_tier_unlock(store->tier);
+	}
 	store->copy.page = 0;
 }
 
@@ -152,10 +160,11 @@ bool kvt_store_copy(struct kvt_store *store)
 	/* `current`: all records since the last copy were taken. */
 	while (store->current && !store->reset && bytes < KVT_STORE_TURN_BYTES) {
 		end_copy(store, true);
-		rc = kvt_copy_begin(&store->tier, &store->known, &store->slabs, &store->copy);
+		rc = kvt_copy_begin(store->tier, &store->known, &store->slabs, &store->share,
+				    &store->copy);
 		if (rc != 1)
 			break;
-		bytes += store->tier.record_bytes;
+		bytes += store->tier->record_bytes;
 		kvt_store_follow(store);
 	}
 	return bytes > 0 || rc == -EAGAIN;

@@ -241,7 +241,7 @@ void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
 
-	if (e->front || !front)
+	if (e->front || !front || front == entry)
 		return;
 	kvt_index_pin(index, front);
 	e->front = front;

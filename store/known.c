@@ -45,9 +45,9 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 	return &known->pages[page].chain;
 }
 
-bool kvt_known_lasts(const struct kvt_known *known, uint32_t page)
+bool kvt_known_copyable(const struct kvt_known *known, uint32_t page)
 {
-	return kvt_known_name(known, page) && !known->pages[page].ends;
+	return kvt_known_name(known, page) && !known->pages[page].ends && !known->pages[page].old;
 }
 
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes)
@@ -102,7 +102,7 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
-	if (!known->queue_pages || known->pages[page].ends)
+	if (!kvt_known_copyable(known, page))
 		return;
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;
@@ -122,12 +122,13 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 
 		known->queue_at = (known->queue_at + 1) % known->queue_pages;
 		known->n_queued--;
-		if (kvt_known_stayed(known, next.page, next.changes))
+		if (kvt_known_stayed(known, next.page, next.changes) &&
+		    kvt_known_copyable(known, next.page))
 			return next.page;
 	}
 	*ret_swept = true;
 	while (known->sweep_at < known->info.n_pages)
-		if (kvt_known_lasts(known, known->sweep_at++))
+		if (kvt_known_copyable(known, known->sweep_at++))
 			return known->sweep_at - 1;
 	return 0;
 }
@@ -169,6 +170,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 		parent = record->pages[i];
 		page->round = named ? known->round : 0;
 		page->ends = record->ends;
+		page->old = known->outdated && record->seq == 0;
 		page->computed = record->seq && record->sealer != known->info.sealer;
 		page->chain = chain;
 		if (named)
@@ -193,6 +195,7 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 		page->round = known->round;
 		page->is_side = true;
 		page->ends = known->pages[side->page].ends;
+		page->old = known->outdated && record->seq == 0;
 		kvt_chain_side(name, side->kind, &page->chain);
 		sides_of(known, side->page)[side->kind] = side->side;
 		enqueue(known, side->side);
@@ -223,6 +226,13 @@ void kvt_known_forget(struct kvt_known *known)
 	known->round++;
 }
 
+void kvt_known_keep_out(struct kvt_known *known)
+{
+	for (uint32_t page = 1; known->pages && page < known->info.n_pages; page++)
+		known->pages[page].old = true;
+	known->outdated = true;
+}
+
 int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record)
 {
 	switch (record->type) {
@@ -244,6 +254,7 @@ int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record
 		return 0;
 	case KVT_FEED_CLEARED:
 		kvt_known_forget(known);
+		known->outdated = false;
 		return 0;
 	default: /* USED */
 		return 0;

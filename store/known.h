@@ -16,6 +16,9 @@
  * A page with a time to live is not copied: a copy would outlive it. When that is lifted, it is
  * queued.
  *
+ * After a drop of the store no page is copied that was cached before, until it is stored again. Nor
+ * are pages of a snapshot: it does not tell when they were cached.
+ *
  * A side page is a page with a name of its own, and is copied like others. Its `parent` is the main
  * page that it hangs on, and `sides` names it there as long as both are cached.
  */
@@ -33,6 +36,7 @@ struct kvt_known_page {
 	uint32_t round; /* that of struct kvt_known: it is cached */
 	bool is_side;
 	bool ends; /* it has a time to live, which a copy would outlive */
+	bool old;  /* cached before all pages of the store were dropped: it is not copied */
 	bool computed; /* by a client, and not counted yet */
 };
 
@@ -45,6 +49,7 @@ struct kvt_known {
 	struct kvt_info info;
 	struct kvt_known_page *pages;
 	uint32_t round; /* rises when all pages are forgotten */
+	bool outdated;  /* what a snapshot tells may be from before a drop: it is old */
 	uint32_t *sides; /* of each page info.n_sides side pages, 0: none */
 	uint64_t (*digests)[2]; /* of namespaces, by number */
 	uint32_t n_digests;
@@ -63,6 +68,8 @@ void kvt_known_destroy(struct kvt_known *known);
 int kvt_known_take(struct kvt_known *known, const struct kvt_feed_record *record);
 /** Forget all pages, at once: a snapshot follows. */
 void kvt_known_forget(struct kvt_known *known);
+/** Copy no page that is cached now, unless it is stored again. */
+void kvt_known_keep_out(struct kvt_known *known);
 
 /** Take the next page to copy, which is cached and was not stored again. 0: none. *ret_swept: the
  * sweep found it, so it may have been copied long ago. */
@@ -71,7 +78,7 @@ uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
 /** True if a page is cached, and may be copied. */
-bool kvt_known_lasts(const struct kvt_known *known, uint32_t page);
+bool kvt_known_copyable(const struct kvt_known *known, uint32_t page);
 /** True if a page that had so many `changes` has been cached since. */
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes);
 /** The side page of a kind of a main page, 0: none that is cached. */

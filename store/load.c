@@ -63,32 +63,25 @@ static uint32_t find_pages(const struct kvt_store *store, struct kvt_chain chain
 
 	for (n = 0; n < most; n++) {
 		kvt_chain_next(&chain, keys + (uint64_t)n * page_size, page_size, &chain);
-		if (!kvt_tier_has(&store->tier, &chain))
+		if (!kvt_tier_has(store->tier, &chain))
 			break;
 		ret_pages[n].name = chain;
 	}
 	return n;
 }
 
-/* Pin the pages that are in memory. */
+/* Pin the pages that are in memory. Others may have left since they were found. */
 static void pin(struct kvt_store *store, struct kvt_load *load)
 {
-	struct kvt_index *index = &store->tier.index;
-
-	for (uint32_t n = 0; n < load->n_pages; n++) {
-		uint32_t entry = kvt_index_find(index, &load->pages[n].name);
-
-		load->pages[n].entry = entry;
-		if (entry)
-			kvt_index_pin(index, entry);
-	}
+	for (uint32_t n = 0; n < load->n_pages; n++)
+		load->pages[n].entry = kvt_tier_pin(store->tier, &load->pages[n].name);
 }
 
 static void unpin(struct kvt_store *store, struct kvt_load *load)
 {
-	for (uint32_t n = load->n_pages; n-- > 0; load->pages[n].entry = 0)
+	for (uint32_t n = 0; n < load->n_pages; load->pages[n++].entry = 0)
 		if (load->pages[n].entry)
-			kvt_index_unpin(&store->tier.index, load->pages[n].entry);
+			kvt_tier_unpin(store->tier, load->pages[n].entry, false);
 }
 
 /* The digest in front of the keys. False: the anchor is not known as cached, or not yet. */
@@ -117,7 +110,7 @@ bool kvt_load_possible(const struct kvt_store *store, const struct kvt_store_fet
 	if (store->reset || !chain_of_anchor(store, ask, &chain))
 		return false;
 	kvt_chain_next(&chain, keys, store->known.info.page_size, &chain);
-	return kvt_tier_has(&store->tier, &chain);
+	return kvt_tier_has(store->tier, &chain);
 }
 
 void kvt_load_note(struct kvt_store *store, const struct kvt_store_fetch *ask)
@@ -129,7 +122,7 @@ void kvt_load_note(struct kvt_store *store, const struct kvt_store_fetch *ask)
 		if (kvt_point_first(&known->info, end, kind) < first)
 			first = kvt_point_first(&known->info, end, kind);
 	if (kvt_known_name(known, page))
-		kvt_tier_use(&store->tier, kvt_known_name(known, page));
+		kvt_tier_use(store->tier, kvt_known_name(known, page));
 	/* And the point that it needs there. */
 	for (uint32_t i = end; i-- > first && kvt_known_name(known, page);
 	     page = known->pages[page].parent) {
@@ -139,7 +132,7 @@ void kvt_load_note(struct kvt_store *store, const struct kvt_store_fetch *ask)
 			if (i < kvt_point_first(&known->info, end, kind))
 				continue;
 			kvt_chain_side(kvt_known_name(known, page), kind, &side);
-			kvt_tier_use(&store->tier, &side);
+			kvt_tier_use(store->tier, &side);
 		}
 	}
 }
@@ -165,7 +158,7 @@ static bool tier_has_side(const struct kvt_store *store, const struct kvt_chain 
 	struct kvt_chain side;
 
 	kvt_chain_side(name, kind, &side);
-	return kvt_tier_has(&store->tier, &side);
+	return kvt_tier_has(store->tier, &side);
 }
 
 /* kvt_point_has */
@@ -204,7 +197,7 @@ static bool end_at_point(const struct kvt_store *store, struct kvt_load *load)
 			return false;
 	}
 	return load->n_main > 0 &&
-	       (uint64_t)(end - usable) * info->page_size >= store->options.min_positions;
+	       (uint64_t)(end - usable) * info->page_size >= store->host->options.min_positions;
 }
 
 /* The name of a page of the path: cached up to `cached`. NULL: it is not cached any more. */
@@ -383,7 +376,7 @@ static uint32_t add_sides(const struct kvt_store *store, const struct kvt_chain 
 {
 	for (uint32_t kind = 0; kind < store->known.info.n_sides && n < most; kind++) {
 		kvt_chain_side(page, kind, &names[n]);
-		n += !kvt_tier_has(&store->tier, &names[n]);
+		n += !kvt_tier_has(store->tier, &names[n]);
 	}
 	return n;
 }
@@ -400,7 +393,7 @@ uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_
 	for (uint32_t i = 0; i < ask->n_keys / page_size && n < most; i++) {
 		before = chain;
 		kvt_chain_next(&chain, keys + (uint64_t)i * page_size, page_size, &chain);
-		if (!missing && kvt_tier_has(&store->tier, &chain))
+		if (!missing && kvt_tier_has(store->tier, &chain))
 			continue;
 		if (!missing && i > 0) /* a side page leaves before its main page */
 			n = add_sides(store, &before, ret_names, n, most);
@@ -467,7 +460,7 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 		return n * page_size;
 	if (most > room_of(store))
 		most = room_of(store);
-	if (!sides && (uint64_t)most * page_size < store->options.min_positions)
+	if (!sides && (uint64_t)most * page_size < store->host->options.min_positions)
 		return 0;
 	load = calloc(1, sizeof(*load) + (most + sides) * sizeof(*load->pages));
 	if (!load)
@@ -558,43 +551,43 @@ static const struct kvt_chain *front_of(const struct kvt_store *store, const str
 	return main ? main : &load->front;
 }
 
+/* Have a page brought, and pin it if it is there. Returns as kvt_tier_bring(). */
+static int64_t bring_page(struct kvt_store *store, struct kvt_load *load, uint32_t at)
+{
+	struct kvt_load_page *page = &load->pages[at];
+	int64_t rc = page->entry;
+
+	if (rc == 0)
+		rc = kvt_tier_bring(store->tier, &page->name, front_of(store, load, at));
+	if (rc > 0)
+		page->entry = (uint32_t)rc;
+	store->begun += rc == -EINPROGRESS;
+	return rc;
+}
+
 /* Have pages behind the next one read, as far as there is room. */
 static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 {
-	uint64_t before = store->tier.begun;
+	uint64_t before = store->begun;
 
 	if (load->ahead <= load->at)
 		load->ahead = load->at + 1;
 	for (; load->ahead < load->n_pages && load->ahead - load->at < AHEAD_PAGES &&
-	       store->tier.begun - before < AHEAD_READS; load->ahead++) {
-		const struct kvt_load_page *page = &load->pages[load->ahead];
-
-		if (!page->entry && kvt_tier_bring(&store->tier, &page->name,
-						   front_of(store, load, load->ahead)) == -EAGAIN)
+	       store->begun - before < AHEAD_READS; load->ahead++)
+		if (bring_page(store, load, load->ahead) == -EAGAIN)
 			return;
-	}
 }
 
 /* Get the next page into memory and pin it. Returns 1: it is there; 0: not yet. -ENOENT: it was
  * lost. */
 static int bring(struct kvt_store *store, struct kvt_load *load)
 {
-	struct kvt_load_page *page = &load->pages[load->at];
-	const struct kvt_chain *front = front_of(store, load, load->at);
-	int64_t entry = page->entry ? page->entry :
-				      kvt_tier_bring(&store->tier, &page->name, front);
+	int64_t rc = bring_page(store, load, load->at);
 
-	if (entry == -ENOENT)
+	if (rc == -ENOENT)
 		return -ENOENT;
-	if (entry > 0 && !page->entry) {
-		kvt_index_pin(&store->tier.index, (uint32_t)entry);
-		page->entry = (uint32_t)entry;
-	}
-	if (entry > 0) /* it may have arrived before its front */
-		kvt_index_join(&store->tier.index, page->entry,
-			       kvt_index_find(&store->tier.index, front));
 	read_ahead(store, load);
-	return entry > 0;
+	return rc > 0;
 }
 
 /* Copy the next page, which is in memory, into the pool. -EIO. */
@@ -602,18 +595,17 @@ static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page
 {
 	struct kvt_load_page *page = &load->pages[load->at];
 	int rc = kvt_slabs_write(&store->slabs, to_page,
-				 kvt_tier_record(&store->tier, page->entry));
+				 kvt_tier_record(store->tier, page->entry));
 
 	if (rc != 0)
 		return rc;
-	if (kvt_index_unpin(&store->tier.index, page->entry))
-		kvt_tier_use(&store->tier, &page->name);
+	kvt_tier_unpin(store->tier, page->entry, true);
 	page->entry = 0;
 	load->at++;
 	store->loads.n_pages--;
 	store->loads.loaded++;
 	store->loads.last_ns = (uint64_t)kvt_now_ns();
-	store->loads.last_computed = store->tier.computed;
+	store->loads.last_computed = store->share.computed;
 	return 0;
 }
 
@@ -669,17 +661,17 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
-	uint64_t before = store->tier.begun;
+	uint64_t before = store->begun;
 
 	while (load) {
 		struct kvt_load *next = load->next;
 
-		if (advance(store, load) || store->tier.begun != before)
+		if (advance(store, load) || store->begun != before)
 			return true;
 		load = next;
 	}
 	/* With nothing on its way, loads wait for what the pages of each other occupy. */
-	if (!store->loads.first || store->tier.n_coming || !kvt_tier_ready(&store->tier))
+	if (!store->loads.first || kvt_tier_moves(store->tier))
 		return false;
 	end(store, store->loads.first, true);
 	return true;

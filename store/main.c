@@ -2,26 +2,33 @@
 
 /**
  * @file main.c
- * kvtstored: keeps copies of what a kvtrunkd caches in memory of its own, and loads them back when
- * a client lacks them.
+ * kvtstored: keeps copies of what the kvtrunkd of a host cache in memory of its own, and loads them
+ * back when a client of any lacks them.
  *
- * One thread serves, and one reads each sibling. A turn takes the feed and what tiers below the
- * memory have read, serves peers, then loads pages and copies pages, of each KVT_STORE_TURN_BYTES
- * or one. So a FETCH waits for that at most. Without work it sleeps, and polls the feed: 1 ms after
- * records came, doubling to 20 ms.
+ * A thread serves each instance. Its turn takes the feed, serves peers, then loads pages and copies
+ * pages, of each KVT_STORE_TURN_BYTES or one. So a FETCH waits for that at most. Without work it
+ * sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms. The main thread takes
+ * signals, drives the helper, and takes what it and the file have read.
  */
 #include <errno.h>
 #include <getopt.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
+#include "daemon/keep/backoff.h"
+#include "shm/atomic.h"
 #include "shm/commit.h"
-#include "shm/stdio.h"
 #include "store/device.h"
 #include "store/bench.h"
 #include "store/serve.h"
+#include "store/why.h"
 #include "tools/store.h"
 #include "tools/util.h"
 
@@ -35,34 +42,40 @@
 #define DEFAULT_FILE_DEPTH 32u
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
+#define UNSERVED_MOST_NS 30000000000ull /* between attempts, of an instance among others */
+#define HOST_MOST_MS 100                /* until the main thread looks at signals again */
 
-/* `hurry`: a second signal, which ends what an orderly stop writes. */
+/* `stopping` is of the main thread. `hurry`: a second signal ends what an orderly stop writes. */
 static volatile sig_atomic_t stopping, hurry;
+static bool serving; /* an instance is; atomic */
 
 static void on_signal(int number)
 {
-	(void)number;
+	/* Until then there is nothing to write. */
+	if (!kvt_load_relaxed(&serving)) {
+		signal(number, SIG_DFL);
+		raise(number);
+	}
 	hurry = stopping;
 	stopping = 1;
 }
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: kvtstored [--socket PATH] [--ram-bytes SIZE] [--min-positions N]\n"
-		"                 [--queue-pages N] [--load-percent N] [--sibling PATH]...\n"
+	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--min-positions N]\n"
+		"                 [--queue-pages N] [--load-percent N]\n"
 		"                 [--file PATH --file-bytes SIZE [--file-admit used|all]\n"
 		"                 [--file-depth N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
 		"                 [--helper-batch-bytes SIZE]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                     " KVT_DEFAULT_SOCKET ". The store's own socket is\n"
-		"                     beside it, with .store instead of .sock\n"
+		"                     beside it, with .store instead of .sock. Repeated: one\n"
+		"                     store for all these instances, %u at most\n"
 		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G. Allocated at start\n"
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
-		"  --sibling PATH     load also what this kvtrunkd of the host caches, by its\n"
-		"                     socket. May be repeated\n"
 		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
 		"                     disk; they are there after a restart\n"
 		"  --file-bytes SIZE  its size. Allocated at start\n"
@@ -77,7 +90,8 @@ static void usage(FILE *to)
 		"                     most that it moves in one call; default: 16M\n"
 		"  --bench            measure memory, and the disk of --file, which is made and\n"
 		"                     removed; serve nothing\n"
-		"  --help, --version\n", DEFAULT_MIN_POSITIONS, DEFAULT_QUEUE_PAGES,
+		"  --help, --version\n", KVT_STORE_INSTANCES, DEFAULT_MIN_POSITIONS,
+		DEFAULT_QUEUE_PAGES,
 		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_HELPER_WAIT_MS);
 }
 
@@ -112,8 +126,10 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 
 	switch (option) {
 	case 's':
-		options->daemon_path = text;
-		return NULL;
+		if (options->n_instances == KVT_STORE_INSTANCES)
+			return "16 of them";
+		options->daemon_paths[options->n_instances++] = text;
+		return *text ? NULL : "a path";
 	case 'r':
 		return parse_size(text, &options->ram_bytes) ? NULL :
 		       "a size above 0, as 512M or 64G";
@@ -125,11 +141,6 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		       "1 to 1073741824";
 	case 'l':
 		return parse_count(text, 100, &options->load_percent) ? NULL : "1 to 100";
-	case 'i':
-		if (options->siblings.n == KVT_SIBLINGS_MOST)
-			return "15 of them";
-		options->siblings.paths[options->siblings.n++] = text;
-		return *text ? NULL : "a path";
 	case 'f':
 		options->file.path = text;
 		return *text ? NULL : "a path";
@@ -165,7 +176,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "min-positions", required_argument, NULL, 'm' },
 		{ "queue-pages", required_argument, NULL, 'q' },
 		{ "load-percent", required_argument, NULL, 'l' },
-		{ "sibling", required_argument, NULL, 'i' },
+		{ "sibling", required_argument, NULL, 'g' }, /* gone */
 		{ "file", required_argument, NULL, 'f' },
 		{ "file-bytes", required_argument, NULL, 'b' },
 		{ "file-admit", required_argument, NULL, 'a' },
@@ -193,6 +204,10 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		case 'n':
 			bench = true;
 			break;
+		case 'g':
+			fprintf(stderr, "kvtstored: --sibling is no more: one store serves all "
+				"instances: repeat --socket\n");
+			return KVT_EXIT_USAGE;
 		case '?':
 			fputs("kvtstored --help lists the options\n", stderr);
 			return KVT_EXIT_USAGE;
@@ -217,19 +232,84 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	return bench ? kvt_store_bench(&options->file) : -1;
 }
 
-/* Drop all pages if the cache was reset. */
-static void drop_reset(struct kvt_store *store)
+/* Count an event of an instance, and tell the main thread. */
+static void count(struct kvt_host *host, uint32_t *counter)
 {
-	if (!store->reset)
-		return;
-	fprintf(stderr, "kvtstored: the cache was reset: %u pages of memory and %llu of a file are "
-		"dropped\n", store->tier.index.n_found,
-		(unsigned long long)kvt_file_count(store->file).pages);
-	kvt_store_drop(store);
+	pthread_mutex_lock(&host->making);
+	kvt_store_release(counter, *counter + 1);
+	pthread_mutex_unlock(&host->making);
+	kvt_store_wake(host->wake);
 }
 
-/* Connect again, if the daemon is back. -EINVAL: it is one that this store cannot serve. */
-static int reconnect(struct kvt_server *server)
+/* ---- an instance */
+
+/* Drop all pages if the cache was reset here, or notice that they were dropped elsewhere. */
+static void drop_reset(struct kvt_store *store)
+{
+	uint64_t file_pages;
+	uint32_t pages;
+
+	kvt_store_notice(store);
+	if (!store->reset)
+		return;
+	kvt_tier_lock(store->tier);
+	pages = store->tier->index.n_found;
+	file_pages = kvt_file_count(store->host->file).pages;
+	kvt_tier_unlock(store->tier);
+	kvt_store_drop(store);
+	kvt_store_say(store, "the cache was reset: %u pages of memory and %llu of a file are "
+		      "dropped", pages, (unsigned long long)file_pages);
+}
+
+static void say_serving(const struct kvt_server *server)
+{
+	const struct kvt_store *store = server->store;
+	const struct kvt_host *host = store->host;
+	struct kvt_file_counts file;
+
+	kvt_tier_lock(store->tier);
+	file = kvt_file_count(host->file);
+	kvt_tier_unlock(store->tier);
+	if (!host->file)
+		kvt_store_say(store, "serving at %s, %u pages of memory", server->name.path,
+			      store->tier->index.n_entries);
+	else
+		kvt_store_say(store, "serving at %s, %u pages of memory, %llu of %llu pages in %s",
+			      server->name.path, store->tier->index.n_entries,
+			      (unsigned long long)file.pages, (unsigned long long)file.room_pages,
+			      host->options.file.path);
+}
+
+/* The daemon is there, for the first time or again. */
+static int begin_session(struct kvt_server *server, const uint64_t before[2])
+{
+	struct kvt_store *store = server->store;
+	struct kvt_error why;
+	uint32_t pages;
+	int rc;
+
+	drop_reset(store);
+	if (server->listener < 0) {
+		rc = kvt_server_open(server, store, &why);
+		if (rc == 0) {
+			kvt_store_relaxed(&serving, true);
+			say_serving(server);
+		} else {
+			kvt_store_say(store, "%s", why.text);
+		}
+		return rc == 0 ? 0 : -EINVAL;
+	}
+	kvt_tier_lock(store->tier);
+	pages = store->tier->index.n_found;
+	kvt_tier_unlock(store->tier);
+	kvt_store_say(store, "connected again; %u pages are kept", pages);
+	if (memcmp(before, store->instance, sizeof(store->instance)) != 0)
+		kvt_server_drop_peers(server);
+	return 0;
+}
+
+/* Connect, if the daemon is there. -EINVAL: it is one that this store cannot serve. */
+static int connect_once(struct kvt_server *server)
 {
 	struct kvt_store *store = server->store;
 	uint64_t before[2] = { store->instance[0], store->instance[1] };
@@ -238,17 +318,12 @@ static int reconnect(struct kvt_server *server)
 
 	if (rc != 0) {
 		if (strcmp(why.text, store->unserved.text) != 0)
-			fprintf(stderr, "kvtstored: %s\n", why.text);
+			kvt_store_say(store, "%s", why.text);
 		store->unserved = why;
 		return rc;
 	}
 	store->unserved.text[0] = '\0';
-	drop_reset(store);
-	fprintf(stderr, "kvtstored: connected again; %u pages are kept\n",
-		store->tier.index.n_found);
-	if (memcmp(before, store->instance, sizeof(before)) != 0)
-		kvt_server_drop_peers(server);
-	return 0;
+	return begin_session(server, before);
 }
 
 /* Follow the feed. Returns how many records came, 0 also without a daemon. */
@@ -261,8 +336,7 @@ static int follow(struct kvt_store *store)
 		return rc;
 	if (rc == -ETIMEDOUT || rc == -EOVERFLOW)
 		return 0;
-	fprintf(stderr, "kvtstored: the daemon is gone: %s\n",
-		kvt_client_error(store->client)->text);
+	kvt_store_say(store, "the daemon is gone: %s", kvt_client_error(store->client)->text);
 	kvt_store_disconnect(store);
 	return 0;
 }
@@ -273,66 +347,298 @@ static bool load(struct kvt_store *store)
 	uint64_t bytes = 0;
 
 	while (bytes < KVT_STORE_TURN_BYTES && kvt_load_turn(store))
-		bytes += store->tier.record_bytes;
+		bytes += store->tier->record_bytes;
 	return bytes > 0;
 }
 
-static int fail_with_device(const struct kvt_store *store)
+/* Do what is due with a daemon. Returns true if there was something. */
+static bool turn(struct kvt_store *store)
 {
-	fprintf(stderr, "kvtstored: the CUDA driver failed while copying: %s: start the store "
-		"again\n", kvt_store_broken(store));
-	return EXIT_FAILURE;
+	bool busy = load(store);
+
+	busy |= kvt_store_copy(store);
+	if (busy && store->host->remote)
+		kvt_store_wake(store->host->wake);
+	return busy;
 }
 
+/* Serve peers until the next attempt to connect, or until the store stops. */
+static void wait_for_daemon(struct kvt_server *server, uint32_t failures)
+{
+	struct kvt_store *store = server->store;
+	struct pollfd wake = { .fd = store->wake, .events = POLLIN };
+	bool alone = store->host->options.n_instances == 1;
+	uint64_t now = (uint64_t)kvt_now_ns(), until = now + RECONNECT_MS * 1000000ull;
+
+	if (!alone)
+		until = now + kvt_backoff_ns(failures, RECONNECT_MS * 1000000ull,
+					     UNSERVED_MOST_NS);
+	for (; now < until && !kvt_load_relaxed(&store->host->stopping);
+	     now = (uint64_t)kvt_now_ns()) {
+		int ms = (int)((until - now) / 1000000) + 1;
+
+		if (server->listener < 0) {
+			poll(&wake, 1, ms);
+			continue;
+		}
+		kvt_server_wait(server, ms);
+		kvt_server_turn(server);
+	}
+}
+
+/* Serve an instance. Returns EXIT_SUCCESS when the store stops. */
 static int serve_until_stopped(struct kvt_server *server)
 {
 	struct kvt_store *store = server->store;
+	uint32_t failures = 0;
 	int wait_ms = 1;
-	bool busy = false;
 
-	while (!stopping) {
-		bool asked = kvt_server_wait(server, busy ? 0 : wait_ms);
+	while (!kvt_load_relaxed(&store->host->stopping)) {
+		bool busy = false;
 
-		busy = store->client && follow(store) > 0;
-		busy |= kvt_remote_turn(store->remote);
-		busy |= kvt_tier_arrivals(&store->tier);
-		kvt_server_turn(server);
 		if (!store->client) {
-			if (reconnect(server) == -EINVAL)
+			int rc = connect_once(server);
+
+			if (!store->tried)
+				count(store->host, rc == 0 ? &store->host->n_connected :
+							     &store->host->n_tried);
+			store->tried = true;
+			if (rc == -EINVAL && store->host->options.n_instances == 1)
 				return EXIT_FAILURE;
-			wait_ms = store->client ? 1 : RECONNECT_MS;
-			busy = false;
+			failures = rc == 0 ? 0 : failures + 1;
+			wait_ms = 0;
+			if (rc != 0)
+				wait_for_daemon(server, failures);
 			continue;
 		}
-		busy |= asked;
-		busy |= load(store);
-		busy |= kvt_store_copy(store);
+		kvt_store_relaxed(&store->waits, store->loads.first || server->parked ||
+						 store->known.n_queued > 0);
+		busy |= kvt_server_wait(server, wait_ms);
+		busy |= follow(store) > 0;
+		kvt_server_turn(server);
+		if (store->client)
+			busy |= turn(store);
 		if (kvt_store_broken(store))
-			return fail_with_device(store);
-		wait_ms = busy ? 1 : wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
+			break;
+		wait_ms = busy ? 0 : store->loads.first ? 1 : wait_ms < 1 ? 1 :
+			  wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
 	}
-	return EXIT_SUCCESS;
+	if (!kvt_store_broken(store))
+		return EXIT_SUCCESS;
+	kvt_store_say(store, "the CUDA driver failed while copying: %s: start the store again",
+		      kvt_store_broken(store));
+	return EXIT_FAILURE;
 }
 
-static void say_serving(const struct kvt_store *store, const char *path)
-{
-	struct kvt_file_counts file = kvt_file_count(store->file);
+/* ---- the host */
 
-	fprintf(stderr, "kvtstored: serving at %s, %u pages of memory", path,
-		store->tier.index.n_entries);
-	if (store->file)
-		fprintf(stderr, ", %llu of %llu pages in %s", (unsigned long long)file.pages,
-			(unsigned long long)file.room_pages, store->options.file.path);
-	fputc('\n', stderr);
+/* An instance and its thread. */
+struct side {
+	struct kvt_store store;
+	struct kvt_server server;
+	pthread_t thread;
+	bool running;
+	int status;
+};
+
+static void *serve_side(void *self)
+{
+	struct side *side = self;
+	struct kvt_host *host = side->store.host;
+
+	side->status = serve_until_stopped(&side->server);
+	/* Without an instance's thread nobody answers at its socket. */
+	if (side->status != EXIT_SUCCESS)
+		kvt_server_close(&side->server);
+	count(host, &host->n_ended);
+	return NULL;
+}
+
+static void name_side(struct side *side, struct kvt_host *host, const char *daemon_path)
+{
+	const char *slash = strrchr(daemon_path, '/'), *name = slash ? slash + 1 : daemon_path;
+	int n = (int)(strstr(name, ".sock") ? strstr(name, ".sock") - name : (ssize_t)strlen(name));
+
+	side->store = (struct kvt_store){ .host = host, .tier = &host->tier,
+					  .daemon_path = daemon_path, .wake = -1 };
+	side->server = (struct kvt_server){ .listener = -1, .epoll = -1 };
+	snprintf(side->store.name, sizeof(side->store.name), "%.*s", n, name);
+}
+
+/* Take the names of all sockets, before much is done in vain. */
+static int take_names(struct kvt_host *host, struct side *sides, struct kvt_error *why)
+{
+	char path[KVT_STORE_PATH_BYTES];
+	int rc = 0;
+
+	host->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	for (uint32_t i = 0; i < host->options.n_instances; i++)
+		name_side(&sides[i], host, host->options.daemon_paths[i]);
+	for (uint32_t i = 0; i < host->options.n_instances && rc == 0; i++) {
+		struct side *side = &sides[i];
+
+		if (kvt_store_path(side->store.daemon_path, path) != 0)
+			return kvt_store_fail(why, -ENAMETOOLONG, "the path of the daemon's socket "
+					      "is too long");
+		side->store.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		if (host->wake < 0 || side->store.wake < 0)
+			return kvt_store_fail(why, -errno, "cannot make an eventfd: %s",
+					      strerror(errno));
+		rc = kvt_server_take(&side->server, path, why);
+		side->server.store = &side->store;
+	}
+	return rc;
+}
+
+/* Start a thread for each instance. They take no signals. */
+static int start_threads(struct kvt_host *host, struct side *sides)
+{
+	sigset_t all, before;
+	int rc = 0;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	for (uint32_t i = 0; i < host->options.n_instances && rc == 0; i++) {
+		rc = pthread_create(&sides[i].thread, NULL, serve_side, &sides[i]);
+		sides[i].running = rc == 0;
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -rc;
+}
+
+/* Wait until a daemon is there. False: none is. */
+static bool await_first(const struct kvt_host *host)
+{
+	struct pollfd wake = { .fd = host->wake, .events = POLLIN };
+	uint32_t n = host->options.n_instances;
+
+	while (kvt_load_acquire(&host->n_connected) == 0 && kvt_load_acquire(&host->n_tried) < n &&
+	       kvt_load_acquire(&host->n_ended) < n) {
+		uint64_t wakes;
+
+		if (poll(&wake, 1, -1) > 0 && read(host->wake, &wakes, sizeof(wakes)) < 0)
+			continue;
+	}
+	return kvt_load_acquire(&host->n_connected) > 0;
+}
+
+static int watch(const struct kvt_host *host)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = epoll_create1(EPOLL_CLOEXEC), rc;
+
+	rc = epoll < 0 ? -1 : epoll_ctl(epoll, EPOLL_CTL_ADD, host->wake, &event);
+	for (uint32_t i = 0; i < host->tier.n_below && rc == 0; i++)
+		rc = epoll_ctl(epoll, EPOLL_CTL_ADD, host->tier.below[i].fd, &event);
+	return rc == 0 ? epoll : -errno;
+}
+
+/* Drive the helper, and take what it and the file have read. Returns true if there was any. */
+static bool drive_below(struct kvt_host *host)
+{
+	bool busy;
+
+	kvt_tier_lock(&host->tier);
+	busy = kvt_remote_turn(host->remote);
+	kvt_tier_unlock(&host->tier);
+	while (kvt_tier_arrivals(&host->tier))
+		busy = true;
+	return busy;
+}
+
+/* Until a signal, or until no instance is served. */
+static void drive_until_stopped(struct kvt_host *host, struct side *sides)
+{
+	struct epoll_event events[4];
+	int epoll = watch(host);
+	bool busy = false;
+
+	while (epoll >= 0 && !stopping &&
+	       kvt_load_acquire(&host->n_ended) < host->options.n_instances) {
+		int most_ms = host->remote ? POLL_MOST_MS : HOST_MOST_MS;
+		uint64_t wakes;
+
+		epoll_wait(epoll, events, 4, busy ? 0 : most_ms);
+		busy = read(host->wake, &wakes, sizeof(wakes)) > 0;
+		busy |= drive_below(host);
+		for (uint32_t i = 0; i < host->options.n_instances && busy; i++)
+			if (kvt_load_relaxed(&sides[i].store.waits))
+				kvt_store_wake(sides[i].store.wake);
+	}
+	if (epoll < 0)
+		fprintf(stderr, "kvtstored: cannot wait for the file: %s\n", strerror(-epoll));
+	else
+		close(epoll);
+}
+
+/* End all threads. Returns EXIT_SUCCESS if all served until then. */
+static int stop_threads(struct kvt_host *host, struct side *sides)
+{
+	int status = EXIT_SUCCESS;
+
+	kvt_store_relaxed(&host->stopping, true);
+	for (uint32_t i = 0; i < host->options.n_instances; i++) {
+		if (!sides[i].running)
+			continue;
+		kvt_store_wake(sides[i].store.wake);
+		pthread_join(sides[i].thread, NULL);
+		status = sides[i].status ? sides[i].status : status;
+	}
+	return status;
+}
+
+/* End sessions and tiers. A session whose pages may still be written stays open until the process
+ * ends. */
+static void release(struct kvt_host *host, struct side *sides)
+{
+	bool broken = false;
+
+	for (uint32_t i = 0; i < host->options.n_instances; i++) {
+		kvt_server_close(&sides[i].server);
+		if (kvt_store_broken(&sides[i].store))
+			broken = true;
+		else if (sides[i].store.client)
+			kvt_store_disconnect(&sides[i].store);
+	}
+	kvt_file_close(host->file, &hurry);
+	kvt_remote_close(host->remote);
+	if (broken)
+		return;
+	for (uint32_t i = 0; i < host->options.n_instances; i++)
+		kvt_device_close(sides[i].store.device);
+	kvt_tier_destroy(&host->tier);
+}
+
+static int run(struct kvt_host *host)
+{
+	static struct side sides[KVT_STORE_INSTANCES];
+	struct sigaction action = { .sa_handler = on_signal };
+	struct kvt_error why = { .code = 0 };
+	int status = KVT_EXIT_CONNECT, rc;
+
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
+	rc = take_names(host, sides, &why);
+	if (rc == 0)
+		rc = start_threads(host, sides);
+	if (rc != 0)
+		fprintf(stderr, "kvtstored: %s\n", why.code ? why.text : strerror(-rc));
+	else if (await_first(host))
+		status = EXIT_SUCCESS;
+	if (status == EXIT_SUCCESS) {
+		drive_until_stopped(host, sides);
+		status = stop_threads(host, sides);
+	} else {
+		stop_threads(host, sides);
+	}
+	release(host, sides);
+	return rc == -ENAMETOOLONG ? KVT_EXIT_USAGE : status;
 }
 
 int main(int argc, char **argv)
 {
-	struct sigaction action = { .sa_handler = on_signal };
-	struct kvt_error why = { .code = 0 };
-	struct kvt_server server;
-	struct kvt_store store = {
-		.started_ns = (uint64_t)kvt_now_ns(),
+	static struct kvt_host host = {
+		.making = PTHREAD_MUTEX_INITIALIZER,
 		.options = {
 			.ram_bytes = DEFAULT_RAM_BYTES,
 			.min_positions = DEFAULT_MIN_POSITIONS,
@@ -344,45 +650,14 @@ int main(int argc, char **argv)
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
 		},
 	};
-	char path[KVT_STORE_PATH_BYTES];
-	int rc, status;
+	int status = parse_options(&host.options, argc, argv);
 
-	kvt_stdio_begin("kvtstored");
-	status = parse_options(&store.options, argc, argv);
 	if (status >= 0)
 		return status;
-	store.options.daemon_path = kvt_daemon_path(store.options.daemon_path);
-	if (kvt_store_path(store.options.daemon_path, path) != 0) {
-		fprintf(stderr, "kvtstored: the path of the daemon's socket is too long\n");
-		return KVT_EXIT_USAGE;
-	}
+	host.started_ns = (uint64_t)kvt_now_ns();
+	if (host.options.n_instances == 0)
+		host.options.daemon_paths[host.options.n_instances++] = kvt_daemon_path(NULL);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* EFBIG, which is told, instead of an end without a word */
-	rc = kvt_server_take(&server, path, &why);
-	if (rc == 0)
-		rc = kvt_store_connect(&store, &why);
-	/* Until here a signal ends it: there is nothing to write. */
-	sigaction(SIGTERM, &action, NULL);
-	sigaction(SIGINT, &action, NULL);
-	if (rc == 0)
-		rc = kvt_server_open(&server, &store, &why);
-	if (rc != 0) {
-		fprintf(stderr, "kvtstored: %s\n", why.text);
-		status = KVT_EXIT_CONNECT;
-	} else {
-		drop_reset(&store);
-		say_serving(&store, path);
-		status = serve_until_stopped(&server);
-	}
-	kvt_server_close(&server);
-	if (kvt_store_broken(&store))
-		return EXIT_FAILURE; /* with its session open */
-	if (store.client)
-		kvt_store_disconnect(&store);
-	kvt_file_close(store.file, &hurry);
-	kvt_device_close(store.device);
-	kvt_remote_close(store.remote);
-	kvt_siblings_close(&store.siblings);
-	kvt_tier_destroy(&store.tier);
-	return status;
+	return run(&host);
 }

@@ -340,25 +340,25 @@ static void end_queued(struct kvt_remote *remote)
 
 /* ---- writes */
 
-void kvt_remote_store(struct kvt_remote *remote, uint32_t entry)
+void kvt_remote_seal(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page)
 {
 	struct kvt_helper_seal seal;
-	struct page_write *write;
 
 	if (!remote)
 		return;
+	kvt_helper_seal(&seal, page->digest, kvt_tier_record(remote->tier, entry),
+			remote->options.record_bytes);
+	memcpy(seal_at(remote, entry), &seal, sizeof(seal));
+}
+
+void kvt_remote_store(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page)
+{
 	if (remote->n_writes == remote->options.queue_pages) {
 		remote->counts.dropped++;
 		return;
 	}
-	write = &remote->writes[((uint64_t)remote->writes_at + remote->n_writes++) %
-				remote->options.queue_pages];
-	write->entry = entry;
-	memcpy(write->page.digest, remote->tier->index.entries[entry].key, KVT_CHAIN_KEY_BYTES);
-	/* Now, since its bytes are in the cache. */
-	kvt_helper_seal(&seal, write->page.digest, kvt_tier_record(remote->tier, entry),
-			remote->options.record_bytes);
-	memcpy(seal_at(remote, entry), &seal, sizeof(seal));
+	remote->writes[((uint64_t)remote->writes_at + remote->n_writes++) %
+		       remote->options.queue_pages] = (struct page_write){ *page, entry };
 }
 
 /* True if a page is where it was when its seal was written. Other pages may have been there. */
@@ -366,9 +366,10 @@ static bool is_there(const struct kvt_remote *remote, const struct page_write *w
 {
 	struct kvt_helper_seal seal;
 
+	if (kvt_index_find(&remote->tier->index, &write->page) != write->entry)
+		return false; /* its seal may be another thread's */
 	memcpy(&seal, seal_at(remote, write->entry), sizeof(seal));
-	return kvt_index_find(&remote->tier->index, &write->page) == write->entry &&
-	       memcmp(seal.name, write->page.digest, sizeof(seal.name)) == 0;
+	return memcmp(seal.name, write->page.digest, sizeof(seal.name)) == 0;
 }
 
 static bool send_put(struct kvt_remote *remote)

@@ -55,28 +55,16 @@ static int share_like_daemon(const struct kvt_server *server)
 {
 	struct stat daemon;
 
-	if (stat(server->store->options.daemon_path, &daemon) != 0)
+	if (stat(server->store->daemon_path, &daemon) != 0)
 		return -errno;
 	if (chown(server->name.path, (uid_t)-1, daemon.st_gid) != 0 && errno != EPERM)
 		return -errno;
 	return chmod(server->name.path, daemon.st_mode & 0777) == 0 ? 0 : -errno;
 }
 
-/* Wake up for what tiers below the memory have read; kvt_tier_arrivals() takes it. */
-static int watch_below(struct kvt_server *server)
-{
-	const struct kvt_tier *tier = &server->store->tier;
-	struct epoll_event event = { .events = EPOLLIN, .data.ptr = server };
-
-	for (uint32_t i = 0; i < tier->n_below; i++)
-		if (epoll_ctl(server->epoll, EPOLL_CTL_ADD, tier->below[i].fd, &event) != 0)
-			return -errno;
-	return 0;
-}
-
 static int listen_there(struct kvt_server *server)
 {
-	struct epoll_event event = { .events = EPOLLIN };
+	struct epoll_event event = { .events = EPOLLIN }, wake = { .events = EPOLLIN };
 	int rc = kvt_name_bind(&server->name, SOCK_SEQPACKET | SOCK_NONBLOCK);
 
 	if (rc < 0)
@@ -84,10 +72,12 @@ static int listen_there(struct kvt_server *server)
 	server->listener = rc;
 	server->epoll = epoll_create1(EPOLL_CLOEXEC);
 	rc = server->epoll < 0 ? -errno : share_like_daemon(server);
+	wake.data.ptr = server;
 	if (rc == 0 && (listen(server->listener, BACKLOG) != 0 ||
-			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listener, &event) != 0))
+			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->listener, &event) != 0 ||
+			epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->store->wake, &wake) != 0))
 		rc = -errno;
-	return rc == 0 ? watch_below(server) : rc;
+	return rc;
 }
 
 int kvt_server_take(struct kvt_server *server, const char *path, struct kvt_error *why)
@@ -193,7 +183,7 @@ static bool send_welcome(const struct kvt_server *server, int fd, int keys_fd)
 		.head = head_of(KVT_STORE_WELCOME, sizeof(welcome), 0),
 		.instance = { server->store->instance[0], server->store->instance[1] },
 		.n_keys = KVT_STORE_KEYS,
-		.min_positions = server->store->options.min_positions,
+		.min_positions = server->store->host->options.min_positions,
 	};
 
 	return kvt_send_with_fd(fd, &welcome, sizeof(welcome), keys_fd);
@@ -303,26 +293,39 @@ static bool park(struct kvt_server *server, struct kvt_peer *peer,
 	struct kvt_parked **end = &server->parked, *parked;
 	uint32_t n;
 
-	if (!store->remote || !store->client || server->n_parked == PARKED_MOST)
+	if (!store->host->remote || !store->client || server->n_parked == PARKED_MOST)
 		return false;
 	parked = malloc(sizeof(*parked) + ask->n_keys * sizeof(*parked->keys));
 	if (!parked)
 		return false;
 	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask,
 				       .until_ns = (uint64_t)kvt_now_ns() +
-						   store->options.remote.wait_ns };
+						   store->host->options.remote.wait_ns };
 	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
 	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
-	parked->round = kvt_remote_ask(store->remote, server->names, n);
+	kvt_tier_lock(store->tier);
+	parked->round = kvt_remote_ask(store->host->remote, server->names, n);
+	kvt_tier_unlock(store->tier);
 	if (!parked->round) {
 		free(parked);
 		return false;
 	}
+	kvt_store_wake(store->host->wake);
 	while (*end)
 		end = &(*end)->next;
 	*end = parked;
 	server->n_parked++;
 	return true;
+}
+
+static bool is_answered(const struct kvt_store *store, uint64_t round)
+{
+	bool answered;
+
+	kvt_tier_lock(store->tier);
+	answered = kvt_remote_answered(store->host->remote, round);
+	kvt_tier_unlock(store->tier);
+	return answered;
 }
 
 /* Answer FETCHes that wait no longer. */
@@ -335,7 +338,7 @@ static void answer_parked(struct kvt_server *server)
 	while (*at) {
 		struct kvt_parked *parked = *at;
 
-		if (!kvt_remote_answered(store->remote, parked->round) && now < parked->until_ns) {
+		if (now < parked->until_ns && !is_answered(store, parked->round)) {
 			at = &parked->next;
 			continue;
 		}
@@ -347,28 +350,30 @@ static void answer_parked(struct kvt_server *server)
 	}
 }
 
+/* With the tier's lock. */
 static struct kvt_store_status status_of(const struct kvt_server *server)
 {
 	const struct kvt_store *store = server->store;
-	const struct kvt_tier *tier = &store->tier;
+	const struct kvt_tier *tier = store->tier;
+	const struct kvt_host *host = store->host;
 	const struct kvt_loads *loads = &store->loads;
-	struct kvt_file_counts file = kvt_file_count(store->file);
-	struct kvt_remote_counts remote = kvt_remote_count(store->remote);
-	struct kvt_siblings_counts siblings = kvt_siblings_count(&store->siblings);
+	struct kvt_file_counts file = kvt_file_count(host->file);
+	struct kvt_remote_counts remote = kvt_remote_count(host->remote);
 	uint64_t now = (uint64_t)kvt_now_ns();
 
 	return (struct kvt_store_status){
 		.connected = store->client != NULL,
-		.uptime_ns = now - store->started_ns,
+		.uptime_ns = now - host->started_ns,
+		.instances = host->options.n_instances,
 		.pool_pages = store->client ? store->known.info.n_pages - 1 : 0,
 		.ram_bytes = tier->ram_bytes,
 		.room_pages = tier->index.n_entries,
 		.pages = tier->index.n_found,
 		.queued_pages = store->known.n_queued,
 		.dropped_pages = store->known.dropped,
-		.copied_pages = tier->copied,
-		.spoiled_copies = tier->spoiled,
-		.refused_copies = tier->full,
+		.copied_pages = store->share.copied,
+		.spoiled_copies = store->share.spoiled,
+		.refused_copies = store->share.full,
 		.open_loads = loads->begun - loads->ended,
 		.loading_pages = loads->n_pages,
 		.loads = loads->begun,
@@ -376,16 +381,11 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.loaded_pages = loads->loaded,
 		.fetches = server->asked,
 		.hits = server->answered,
-		.computed_pages = tier->computed,
-		.recomputed_pages = tier->recomputed,
-		.unloaded_ns = now - (loads->last_ns ? loads->last_ns : store->started_ns),
-		.unloaded_pages = tier->computed - loads->last_computed,
+		.computed_pages = store->share.computed,
+		.recomputed_pages = store->share.recomputed,
+		.unloaded_ns = now - (loads->last_ns ? loads->last_ns : host->started_ns),
+		.unloaded_pages = store->share.computed - loads->last_computed,
 		.coming_pages = tier->n_coming,
-		.siblings = store->siblings.n,
-		.siblings_ready = siblings.ready,
-		.sibling_pages = siblings.pages,
-		.sibling_read_pages = siblings.read,
-		.sibling_spoiled_pages = siblings.spoiled,
 		.file_bytes = file.bytes,
 		.file_room_pages = file.room_pages,
 		.file_pages = file.pages,
@@ -416,8 +416,11 @@ static bool may_drop(const struct kvt_peer *peer)
 static void answer_status(struct kvt_server *server, struct kvt_peer *peer,
 			  const struct kvt_message *head)
 {
-	struct kvt_store_status status = status_of(server);
+	struct kvt_store_status status;
 
+	kvt_tier_lock(server->store->tier);
+	status = status_of(server);
+	kvt_tier_unlock(server->store->tier);
 	status.head = head_of(head->type, sizeof(status), head->cookie);
 	if (head->type == KVT_STORE_DROP) {
 		if (may_drop(peer))
@@ -466,6 +469,8 @@ bool kvt_server_wait(struct kvt_server *server, int wait_ms)
 
 void kvt_server_turn(struct kvt_server *server)
 {
+	uint64_t wakes;
+
 	for (int i = 0; i < server->n_events; i++) {
 		void *from = server->events[i].data.ptr;
 
@@ -473,6 +478,8 @@ void kvt_server_turn(struct kvt_server *server)
 			accept_one(server);
 		else if (from != server)
 			serve(server, from);
+		else if (read(server->store->wake, &wakes, sizeof(wakes)) < 0)
+			continue; /* another event of it was read */
 	}
 	server->n_events = 0;
 	answer_parked(server);

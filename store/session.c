@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The session of a store in its instance. Called by main.c. After a cold start of the daemon all
- * but the tier begins again.
+ * The session of a store in its instance. Called by main.c and serve.c. After a cold start of
+ * the daemon all but the tiers begins again.
  */
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "daemon/setup/memory.h"
 #include "shm/atomic.h"
@@ -69,24 +72,23 @@ static int allocate(struct kvt_tier *tier, struct kvt_error *why)
 					    (unsigned long long)tier->ram_bytes, strerror(-rc));
 }
 
-/* Make the tiers, if there are none. */
-static int make_tiers(struct kvt_store *store, struct kvt_error *why)
+static void release_tiers(struct kvt_host *host)
 {
-	const struct kvt_store_options *options = &store->options;
-	uint64_t record_bytes = store->slabs.record_bytes;
-	int rc;
+	kvt_file_close(host->file, NULL);
+	host->file = NULL;
+	kvt_tier_destroy(&host->tier);
+}
 
-	if (options->file.path)
-		record_bytes = kvt_file_blocks(record_bytes);
-	if (store->tier.ram && store->tier.record_bytes != record_bytes)
-		return kvt_store_fail(why, -EINVAL, "the daemon's pages have another size than "
-				      "before: restart the store");
-	if (store->tier.ram)
-		return 0;
-	rc = check_memory(options->ram_bytes, record_bytes, why);
+/* Make the tiers. The first instance tells the size of their records. */
+static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt_error *why)
+{
+	struct kvt_host *host = store->host;
+	const struct kvt_store_options *options = &host->options;
+	int rc = check_memory(options->ram_bytes, record_bytes, why);
+
 	if (rc != 0)
 		return rc;
-	rc = kvt_tier_init(&store->tier, options->ram_bytes, record_bytes,
+	rc = kvt_tier_init(&host->tier, options->ram_bytes, record_bytes,
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
 		return kvt_store_fail(why, -EINVAL, rc == -EINVAL ?
@@ -96,40 +98,70 @@ static int make_tiers(struct kvt_store *store, struct kvt_error *why)
 				      "smaller",
 				      (unsigned long long)(rc == -EINVAL ? record_bytes :
 							   options->ram_bytes));
-	if (kvt_siblings_open(&store->siblings, &store->tier, &options->siblings,
-			      options->daemon_path, &store->layout) != 0)
-		rc = kvt_store_fail(why, -ENOMEM, "no memory for siblings");
-	if (rc == 0 && options->file.path)
-		rc = kvt_file_open(&store->file, &store->tier, &options->file, why);
+	if (options->file.path)
+		rc = kvt_file_open(&host->file, &host->tier, &options->file, why);
 	if (rc == 0)
-		rc = allocate(&store->tier, why);
+		rc = allocate(&host->tier, why);
 	if (rc == 0 && store->slabs.device)
-		kvt_device_pin(store->slabs.device, store->tier.ram, store->tier.ram_bytes);
+		kvt_device_pin(store->slabs.device, host->tier.ram, host->tier.ram_bytes);
 	if (rc == 0 && options->remote.command) {
-		store->options.remote.record_bytes = store->slabs.record_bytes;
-		if (kvt_remote_open(&store->remote, &store->tier, &options->remote) != 0)
+		host->options.remote.record_bytes = store->slabs.record_bytes;
+		if (kvt_remote_open(&host->remote, &host->tier, &options->remote) != 0)
 			rc = kvt_store_fail(why, -ENOMEM, "no memory for a helper");
 	}
-	if (rc == 0)
-		return 0;
-	kvt_file_close(store->file, NULL);
-	store->file = NULL;
-	kvt_siblings_close(&store->siblings);
-	kvt_tier_destroy(&store->tier);
+	if (rc != 0)
+		release_tiers(host);
 	return rc;
+}
+
+/* Make the tiers, if there are none. */
+static int share_tiers(struct kvt_store *store, struct kvt_error *why)
+{
+	struct kvt_host *host = store->host;
+	uint64_t record_bytes = store->slabs.record_bytes;
+	int rc = 0;
+
+	if (host->options.file.path)
+		record_bytes = kvt_file_blocks(record_bytes);
+	pthread_mutex_lock(&host->making);
+	if (!host->tier.ram)
+		rc = make_tiers(store, record_bytes, why);
+	else if (host->tier.record_bytes != record_bytes)
+		rc = kvt_store_fail(why, -EINVAL, "pages of %s have another size than those of the "
+				    "store: give it a store of its own, or restart this one",
+				    store->daemon_path);
+	pthread_mutex_unlock(&host->making);
+	return rc;
+}
+
+/* Begin with a daemon's cache, or another one of it. What a drop wanted gone may be in a pool that
+ * was away then. */
+static void bind_cache(struct kvt_store *store, const struct kvt_info *info)
+{
+	bool same = memcmp(store->instance, info->instance, sizeof(store->instance)) == 0;
+	uint32_t drops = kvt_load_acquire(&store->tier->drops);
+
+	store->outdated = (same && store->outdated) || store->share.drops != drops;
+	store->share.drops = drops;
+	if (same)
+		return;
+	kvt_tier_lock(store->tier);
+	store->epoch = kvt_file_bind(store->host->file, info->instance, info->epoch);
+	memcpy(store->instance, info->instance, sizeof(store->instance));
+	kvt_tier_unlock(store->tier);
 }
 
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
+	const struct kvt_store_options *options = &store->host->options;
 	const struct kvt_info *info;
-	int rc = kvt_attach(store->options.daemon_path,
-			    store->tier.ram ? KVT_ATTACH_CALL_NS : START_CALL_NS, &store->client,
-			    &store->device, &store->slabs, why);
+	bool at_start = options->n_instances == 1 && !store->instance[0];
+	int rc = kvt_attach(store->daemon_path, at_start ? START_CALL_NS : KVT_ATTACH_CALL_NS,
+			    &store->client, &store->device, &store->slabs, why);
 
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
-	kvt_store_relaxed(&store->layout, kvt_chain_layout(info));
 	/* What may refuse comes before memory is allocated. */
 	if (info->disabled)
 		rc = kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there is "
@@ -137,17 +169,16 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	else if (kvt_feed_open(store->client, &store->feed) != 0)
 		rc = failed_client(store, why);
 	if (rc == 0)
-		rc = make_tiers(store, why);
-	if (rc == 0 && memcmp(store->instance, info->instance, sizeof(store->instance)) != 0) {
-		store->epoch = kvt_file_bind(store->file, info->instance, info->epoch);
-		memcpy(store->instance, info->instance, sizeof(store->instance));
-	}
-	if (rc == 0 && kvt_known_init(&store->known, info, store->options.queue_pages) != 0)
+		rc = share_tiers(store, why);
+	if (rc == 0)
+		bind_cache(store, info);
+	if (rc == 0 && kvt_known_init(&store->known, info, options->queue_pages) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
+	store->known.outdated = store->outdated;
 	if (rc == 0 && kvt_store_subscribe(store) < 0)
 		rc = failed_client(store, why);
 	store->loads.most_pages =
-		(uint32_t)((uint64_t)info->n_pages * store->options.load_percent / 100);
+		(uint32_t)((uint64_t)info->n_pages * options->load_percent / 100);
 	if (rc != 0)
 		kvt_store_disconnect(store);
 	else
@@ -160,6 +191,7 @@ void kvt_store_disconnect(struct kvt_store *store)
 	kvt_loads_end(store);
 	store->loads.namespace_id = 0;
 	kvt_store_unfollow(store);
+	store->outdated = store->known.outdated;
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);
 	store->client = NULL;
@@ -167,16 +199,51 @@ void kvt_store_disconnect(struct kvt_store *store)
 
 const char *kvt_store_broken(const struct kvt_store *store)
 {
-	const char *failure = store->device ? kvt_device_failure(store->device) : NULL;
-
-	return failure ? failure : kvt_siblings_failure(&store->siblings);
+	return store->device ? kvt_device_failure(store->device) : NULL;
 }
 
 void kvt_store_drop(struct kvt_store *store)
 {
+	bool reset = store->reset;
+
 	kvt_loads_end(store);
-	kvt_tier_clear(&store->tier);
-	kvt_file_clear(store->file, store->epoch);
-	kvt_siblings_forget(&store->siblings);
+	kvt_tier_lock(store->tier);
+	kvt_tier_clear(store->tier);
+	kvt_file_clear(store->host->file, store->instance, store->epoch);
+	if (reset) /* what is cached here is younger than the RESET */
+		store->share.drops++;
+	kvt_tier_unlock(store->tier);
 	store->reset = false;
+}
+
+void kvt_store_notice(struct kvt_store *store)
+{
+	uint32_t drops = kvt_load_acquire(&store->tier->drops);
+
+	if (!store->client || drops == store->share.drops)
+		return;
+	kvt_loads_end(store);
+	kvt_known_keep_out(&store->known);
+	store->share.drops = drops;
+}
+
+void kvt_store_say(const struct kvt_store *store, const char *format, ...)
+{
+	bool alone = store->host->options.n_instances == 1;
+	char text[512];
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(text, sizeof(text), format, list);
+	va_end(list);
+	/* One write: lines of other threads come between, not into it. */
+	fprintf(stderr, "kvtstored: %s%s%s\n", alone ? "" : store->name, alone ? "" : ": ", text);
+}
+
+void kvt_store_wake(int fd)
+{
+	uint64_t one = 1;
+
+	if (write(fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: it is awake */
 }

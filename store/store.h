@@ -4,8 +4,11 @@
 
 /**
  * @file store.h
- * kvtstored: one thread, a session in one instance, the tier that outlives it, and peers that
- * fetch. Another thread for each sibling (sibling.h).
+ * kvtstored: the tiers of a host, and for each of its instances a thread with a session there and
+ * peers that fetch. The main thread takes signals, and drives the file and the helper.
+ *
+ * Instances share the tiers and nothing else (tier.h). A daemon that is stopped, dies or starts
+ * holds up its own thread.
  *
  * A load is what any worker does: BEGIN announces the pages before they are read, COMMIT seals
  * them, END lets go. So the daemon coalesces, times out and cleans up loads as it does computing.
@@ -16,22 +19,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/device.h"
 #include "store/file.h"
 #include "store/remote.h"
-#include "store/sibling.h"
 
 /** Bytes that a turn copies in each direction: at least a page. */
 #define KVT_STORE_TURN_BYTES (512ull << 10)
+
+#define KVT_STORE_INSTANCES 16u
 
 struct kvt_load;
 struct kvt_store_fetch;
 
 struct kvt_store_options {
-	const char *daemon_path; /* the daemon's socket */
+	const char *daemon_paths[KVT_STORE_INSTANCES]; /* sockets of daemons */
+	uint32_t n_instances;
 	uint64_t ram_bytes;
 	struct kvt_file_options file;
 	struct kvt_remote_options remote;
-	struct kvt_siblings_options siblings;
 	uint32_t min_positions;
 	uint32_t queue_pages;
 	uint32_t load_percent; /* of the pool's pages, in all loads together */
@@ -46,11 +51,35 @@ struct kvt_loads {
 	uint64_t begun, ended, cut; /* loads; `cut`: ended before their last page */
 	uint64_t loaded;      /* pages */
 	uint64_t last_ns;     /* when a page was loaded last, 0: never */
-	uint64_t last_computed; /* the tier's `computed` then */
+	uint64_t last_computed; /* `computed` of the share then */
 };
 
-struct kvt_store {
+/* What the instances of a host share. */
+struct kvt_host {
 	struct kvt_store_options options;
+	uint64_t started_ns;
+	pthread_mutex_t making; /* of the tiers */
+	struct kvt_tier tier;   /* ram NULL: not made yet */
+	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
+	struct kvt_remote *remote; /* NULL: none */
+	int wake;               /* eventfd: the helper has work, or an instance has ended */
+	bool stopping;          /* atomic, as are these instances: */
+	uint32_t n_connected, n_tried; /* by their first attempt; in vain */
+	uint32_t n_ended;
+};
+
+/* An instance. */
+struct kvt_store {
+	struct kvt_host *host;
+	struct kvt_tier *tier; /* of the host */
+	const char *daemon_path;
+	char name[32];         /* in the log: of the daemon's socket */
+	int wake;              /* eventfd: what it waits for may be there, or it stops */
+	bool tried;            /* to connect */
+	bool waits;            /* for the file or the helper; atomic */
+	struct kvt_share share;
+	uint64_t begun;        /* reads from below */
+	bool outdated;         /* without a session: the pool has pages from before a drop */
 	struct kvt_client *client; /* NULL: no daemon */
 	struct kvt_error unserved; /* why there is none, as the log says; empty: there was one */
 	struct kvt_feed *feed;
@@ -60,31 +89,31 @@ struct kvt_store {
 	uint64_t epoch; /* of the pages */
 	uint64_t instance[2]; /* that of the last session */
 	struct kvt_device *device; /* NULL: the pool was never on a device */
-	uint64_t started_ns;
 	struct kvt_slabs slabs;
-	uint64_t layout; /* of its pages, by kvt_chain_layout(); atomic */
 	struct kvt_known known;
-	struct kvt_tier tier; /* ram NULL: not made yet */
-	struct kvt_file *file; /* NULL: none */
-	struct kvt_remote *remote; /* NULL: none */
-	struct kvt_siblings siblings;
 	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
 	struct kvt_loads loads;
 };
 
 /* ---- session.c */
 
-/** Connect, map the pool, make the tier if there is none, and learn what is cached. On failure
+/** Connect, map the pool, make the tiers if there are none, and learn what is cached. On failure
  * nothing is left, and `why` says what to do. -EINVAL: this store cannot serve this daemon. */
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
 /** End all loads and the session. The tier stays. */
 void kvt_store_disconnect(struct kvt_store *store);
-/** Return why copies can no longer be made, NULL: they can. Then the process must end, with its
- * session open: its pages may still be written until then. */
+/** Return why copies can no longer be made, NULL: they can. Then the session must stay open until
+ * the process ends: its pages may still be written. */
 const char *kvt_store_broken(const struct kvt_store *store);
-/** End all loads and forget all pages. What the pool caches is copied again once it is stored
- * again. */
+/** Have all instances forget all pages. What pools cache is copied once it is stored again. */
 void kvt_store_drop(struct kvt_store *store);
+/** If all pages were to be forgotten: end all loads, and copy nothing that was cached until now. */
+void kvt_store_notice(struct kvt_store *store);
+/** Print a line of the log, with the instance's name if there are several. */
+__attribute__((format(printf, 2, 3))) void kvt_store_say(const struct kvt_store *store,
+							 const char *format, ...);
+/** Write to an eventfd. */
+void kvt_store_wake(int fd);
 
 /* ---- follow.c */
 

@@ -46,7 +46,8 @@ int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_byt
 		return -EINVAL;
 	if (n > KVT_INDEX_MAX)
 		n = KVT_INDEX_MAX;
-	*tier = (struct kvt_tier){ .ram_bytes = n * record_bytes, .record_bytes = record_bytes,
+	*tier = (struct kvt_tier){ .lock = PTHREAD_MUTEX_INITIALIZER, .ram_bytes = n * record_bytes,
+				   .record_bytes = record_bytes,
 				   .mapped_bytes = n * (record_bytes + seal_bytes),
 				   .memory_fd = -1 };
 	rc = map_memory(tier, seal_bytes > 0);
@@ -75,15 +76,74 @@ uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry)
 	return tier->ram + (entry - 1) * tier->record_bytes;
 }
 
+void kvt_tier_lock(struct kvt_tier *tier)
+{
+	pthread_mutex_lock(&tier->lock);
+}
+
+void kvt_tier_unlock(struct kvt_tier *tier)
+{
+	pthread_mutex_unlock(&tier->lock);
+}
+
+/* ---- pins */
+
+static void use(struct kvt_tier *tier, uint32_t entry)
+{
+	kvt_index_touch(&tier->index, entry);
+	tier->index.entries[entry].used = 1;
+}
+
+void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	uint32_t entry;
+
+	kvt_tier_lock(tier);
+	entry = kvt_index_find(&tier->index, page);
+	if (entry)
+		use(tier, entry);
+	kvt_tier_unlock(tier);
+}
+
+uint32_t kvt_tier_pin(struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	uint32_t entry;
+
+	kvt_tier_lock(tier);
+	entry = kvt_index_find(&tier->index, page);
+	if (entry)
+		kvt_index_pin(&tier->index, entry);
+	kvt_tier_unlock(tier);
+	return entry;
+}
+
+void kvt_tier_unpin(struct kvt_tier *tier, uint32_t entry, bool used)
+{
+	kvt_tier_lock(tier);
+	if (kvt_index_unpin(&tier->index, entry) && used)
+		use(tier, entry);
+	kvt_tier_unlock(tier);
+}
+
 /* ---- from below */
 
-bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page)
+static bool has(const struct kvt_tier *tier, const struct kvt_chain *page)
 {
-	bool has = kvt_index_find(&tier->index, page) != 0;
+	bool there = kvt_index_find(&tier->index, page) != 0;
 
-	for (uint32_t i = 0; i < tier->n_below && !has; i++)
-		has = tier->below[i].has(tier->below[i].self, page);
-	return has;
+	for (uint32_t i = 0; i < tier->n_below && !there; i++)
+		there = tier->below[i].has(tier->below[i].self, page);
+	return there;
+}
+
+bool kvt_tier_has(struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	bool there;
+
+	kvt_tier_lock(tier);
+	there = has(tier, page);
+	kvt_tier_unlock(tier);
+	return there;
 }
 
 static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
@@ -94,7 +154,9 @@ static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
 	return false;
 }
 
-bool kvt_tier_ready(const struct kvt_tier *tier)
+/* True if a page that leaves the memory now is kept below, where it should be. False: soon, when a
+ * write has ended. */
+static bool is_ready(const struct kvt_tier *tier)
 {
 	bool ready = true;
 
@@ -130,20 +192,26 @@ static int read_below(struct kvt_tier *tier, const struct kvt_chain *page, uint3
 	return rc;
 }
 
-int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
-		       const struct kvt_chain *front)
+static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
+		     const struct kvt_chain *front)
 {
 	/* Not all of a small memory: what arrives must stay until it is used. */
 	uint32_t most = tier->index.n_entries / 4, entry = kvt_index_find(&tier->index, page);
 	int rc;
 
-	if (entry || is_coming(tier, page))
+	if (entry) {
+		/* It may have arrived before its front. */
+		kvt_index_join(&tier->index, entry, kvt_index_find(&tier->index, front));
+		kvt_index_pin(&tier->index, entry);
 		return entry;
-	if (!kvt_tier_has(tier, page))
+	}
+	if (is_coming(tier, page))
+		return 0;
+	if (!has(tier, page))
 		return -ENOENT;
 	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
 		return -EAGAIN;
-	entry = kvt_tier_ready(tier) ? take(tier) : 0;
+	entry = is_ready(tier) ? take(tier) : 0;
 	if (!entry)
 		return -EAGAIN; /* all are pinned or coming */
 	rc = read_below(tier, page, entry);
@@ -153,7 +221,28 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
 	}
 	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, *front, entry, false };
 	tier->begun++;
-	return 0;
+	return -EINPROGRESS;
+}
+
+int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
+		       const struct kvt_chain *front)
+{
+	int64_t rc;
+
+	kvt_tier_lock(tier);
+	rc = bring(tier, page, front);
+	kvt_tier_unlock(tier);
+	return rc;
+}
+
+bool kvt_tier_moves(struct kvt_tier *tier)
+{
+	bool moves;
+
+	kvt_tier_lock(tier);
+	moves = tier->n_coming > 0 || !is_ready(tier);
+	kvt_tier_unlock(tier);
+	return moves;
 }
 
 static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
@@ -183,23 +272,15 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	uint32_t entry, n = 0;
 	bool good;
 
+	kvt_tier_lock(tier);
 	for (uint32_t i = 0; i < tier->n_below; i++) {
 		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))
 			continue;
 		arrive(tier, entry, good);
 		n++;
 	}
+	kvt_tier_unlock(tier);
 	return n > 0;
-}
-
-void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page)
-{
-	uint32_t entry = kvt_index_find(&tier->index, page);
-
-	if (!entry)
-		return;
-	kvt_index_touch(&tier->index, entry);
-	tier->index.entries[entry].used = 1;
 }
 
 void kvt_tier_clear(struct kvt_tier *tier)
@@ -207,16 +288,18 @@ void kvt_tier_clear(struct kvt_tier *tier)
 	kvt_index_clear(&tier->index);
 	for (uint32_t i = 0; i < tier->n_coming; i++)
 		tier->coming[i].stale = true;
+	kvt_store_release(&tier->drops, tier->drops + 1);
 }
 
 /* Count a page that a client computed, once. */
-static void count_computed(struct kvt_tier *tier, struct kvt_known_page *page)
+static void count_computed(const struct kvt_tier *tier, struct kvt_share *share,
+			   struct kvt_known_page *page)
 {
 	if (!page->computed)
 		return;
 	page->computed = false;
-	tier->computed++;
-	tier->recomputed += kvt_tier_has(tier, &page->chain);
+	share->computed++;
+	share->recomputed += has(tier, &page->chain);
 }
 
 /* ---- copies */
@@ -240,77 +323,87 @@ static bool has_place(const struct kvt_index *index, bool is_root, uint32_t fron
 }
 
 /* Find the next queued page that is not here and has a place. Returns as kvt_copy_begin(). */
-static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_copy *copy)
+static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_share *share,
+		  struct kvt_copy *copy)
 {
 	uint32_t there, looks = 0;
 	bool swept;
 
+	/* What was cached before a drop is kept out first. */
+	if (share->drops != tier->drops)
+		return 0;
+	/* Wait while a page would be lost for it, if the queue has room until then. */
+	if (!is_ready(tier) && known->n_queued < known->queue_pages / 2)
+		return 0;
 	while ((copy->page = kvt_known_next(known, &swept)) != 0) {
 		copy->front = entry_of(tier, known, known->pages[copy->page].parent);
 		there = entry_of(tier, known, copy->page);
-		count_computed(tier, &known->pages[copy->page]);
+		count_computed(tier, share, &known->pages[copy->page]);
 		if (there && !swept)
 			kvt_index_touch(&tier->index, there);
 		else if (!there && has_place(&tier->index, !known->pages[copy->page].parent,
 					     copy->front))
 			return 1;
-		tier->full += !there;
+		share->full += !there;
 		if (++looks == LOOKS_MOST)
 			return -EAGAIN;
 	}
 	return 0;
 }
 
+/* Take an entry for a page that was chosen, and pin its front. */
+static void prepare(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_copy *copy)
+{
+	if (copy->front)
+		kvt_index_pin(&tier->index, copy->front);
+	copy->entry = take(tier);
+	KVT_ASSERT(copy->entry);
+	copy->chain = *kvt_known_name(known, copy->page);
+	copy->changes = known->pages[copy->page].changes;
+	copy->drops = tier->drops;
+}
+
 int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
-		   struct kvt_copy *ret_copy)
+		   struct kvt_share *share, struct kvt_copy *ret_copy)
 {
 	struct kvt_copy copy = { .entry = 0 };
 	int rc;
 
-	/* Wait while a page would be lost for it, if the queue has room until then. */
-	if (!kvt_tier_ready(tier) && known->n_queued < known->queue_pages / 2)
-		return 0;
-	rc = choose(tier, known, &copy);
+	kvt_tier_lock(tier);
+	rc = choose(tier, known, share, &copy);
+	if (rc == 1)
+		prepare(tier, known, &copy);
+	kvt_tier_unlock(tier);
 	if (rc != 1)
 		return rc;
-	if (copy.front)
-		kvt_index_pin(&tier->index, copy.front);
-	copy.chain = *kvt_known_name(known, copy.page);
-	copy.changes = known->pages[copy.page].changes;
-	copy.entry = take(tier);
-	tier->full += !copy.entry;
-	rc = copy.entry ? kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) :
-			  -ENOSPC;
-	if (rc == 0) {
-		/* Pairs with the release of the feed's tail: a later writer is in the feed. */
-		kvt_fence_acquire();
-		*ret_copy = copy;
-		return 1;
-	}
-	if (copy.entry)
-		kvt_index_drop(&tier->index, copy.entry);
-	if (copy.front)
-		kvt_index_unpin(&tier->index, copy.front);
-	return 0;
+	/* A device that fails may write the record for ever: its entry stays PRIVATE. */
+	if (kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) != 0)
+		return 0;
+	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
+	kvt_fence_acquire();
+	*ret_copy = copy;
+	return 1;
 }
 
-bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
+bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_share *share,
 		  const struct kvt_copy *copy, bool complete)
 {
 	bool good = complete && kvt_known_stayed(known, copy->page, copy->changes);
+	bool found = false, only;
 
-	bool there = kvt_index_find(&tier->index, &copy->chain) != 0, found = false;
-
+	kvt_tier_lock(tier);
 	if (copy->front)
 		found = kvt_index_unpin(&tier->index, copy->front);
-	/* The same prefix may have been stored and copied as another page meanwhile. */
-	if (good && !there) {
+	/* The same prefix may have been stored and copied as another page meanwhile, or by another
+	 * instance. */
+	only = good && copy->drops == tier->drops && !kvt_index_find(&tier->index, &copy->chain);
+	if (only)
 		kvt_index_publish(&tier->index, copy->entry, &copy->chain,
 				  found ? copy->front : 0);
-		tier->copied++;
-		return true;
-	}
-	kvt_index_drop(&tier->index, copy->entry);
-	tier->spoiled += !good;
-	return good;
+	else
+		kvt_index_drop(&tier->index, copy->entry);
+	kvt_tier_unlock(tier);
+	share->copied += only;
+	share->spoiled += !good;
+	return only;
 }

@@ -15,8 +15,19 @@
  *
  * Pages of the tiers below come into memory by kvt_tier_bring(), each into a private entry that is
  * found once its bytes are there.
+ *
+ * Several instances share a tier, each by a thread of its own:
+ *
+ *   1. `lock` guards the index and all that is below it. The functions here take it.
+ *   2. It is not held while a page is copied from or to a pool, or a daemon or peer is called.
+ *   3. The record of an entry that is PRIVATE or pinned belongs to the thread that took or pinned
+ *      it.
+ *   4. Looking for a name and publishing it are one critical section: no name is there twice.
+ *   5. After kvt_tier_clear() no copy is published that began before, and no thread copies what its
+ *      pool cached before.
  */
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,7 +36,7 @@
 #include "store/known.h"
 #include "store/slabs.h"
 
-#define KVT_BELOW_MOST 17u /* siblings, a file, a helper */
+#define KVT_BELOW_MOST 2u /* a file, a helper */
 #define KVT_COMING_MOST 64u
 
 /* A page on its way into memory. */
@@ -36,6 +47,8 @@ struct kvt_coming {
 };
 
 struct kvt_tier {
+	pthread_mutex_t lock;
+	uint32_t drops; /* times that all pages were forgotten; atomic */
 	struct kvt_index index;
 	uint8_t *ram;
 	uint64_t ram_bytes;
@@ -43,8 +56,6 @@ struct kvt_tier {
 	int memory_fd;         /* of memory that a helper shares; -1: none does */
 	uint8_t *seals;        /* of records, for a helper; NULL: none */
 	uint64_t mapped_bytes; /* records and seals */
-	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
-	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
 	struct kvt_below below[KVT_BELOW_MOST]; /* the nearest first */
 	uint32_t n_below;
 	struct kvt_coming coming[KVT_COMING_MOST];
@@ -52,11 +63,19 @@ struct kvt_tier {
 	uint64_t begun, brought, lost; /* reads from below: all, good, bad */
 };
 
+/* What one instance has to do with a tier. */
+struct kvt_share {
+	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
+	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
+	uint32_t drops; /* of the tier: those that were noticed */
+};
+
 struct kvt_copy {
 	uint32_t page;
 	uint32_t entry;
 	uint32_t front;          /* entry of the page in front, which is pinned; 0: none is here */
 	uint32_t changes;        /* of the page when the copy began */
+	uint32_t drops;          /* of the tier then */
 	struct kvt_chain chain;
 };
 
@@ -68,30 +87,38 @@ void kvt_tier_destroy(struct kvt_tier *tier);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
 
+/** Take the lock, for what the functions here do not. */
+void kvt_tier_lock(struct kvt_tier *tier);
+void kvt_tier_unlock(struct kvt_tier *tier);
+
 /** Return true if a page is here or below. */
-bool kvt_tier_has(const struct kvt_tier *tier, const struct kvt_chain *page);
-/** Return true if a page that leaves the memory now is kept below, where it should be. False: soon,
- * when a write has ended. */
-bool kvt_tier_ready(const struct kvt_tier *tier);
-/** Get a page into memory, behind the one with the name `front`. Returns its entry; 0: it is on its
- * way. -EAGAIN: no room for it now. -ENOENT: no tier has it. */
+bool kvt_tier_has(struct kvt_tier *tier, const struct kvt_chain *page);
+/** Pin a page, if it is here. Returns its entry, 0: it is not. */
+uint32_t kvt_tier_pin(struct kvt_tier *tier, const struct kvt_chain *page);
+/** `used`: it was read. */
+void kvt_tier_unpin(struct kvt_tier *tier, uint32_t entry, bool used);
+/** Return true if something comes from below, or leaves for there. */
+bool kvt_tier_moves(struct kvt_tier *tier);
+/** Get a page into memory, behind the one with the name `front`, and pin it. Returns its entry; 0:
+ * it is on its way; -EINPROGRESS: from now on. -EAGAIN: no room now. -ENOENT: no tier has it. */
 int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		       const struct kvt_chain *front);
 /** Let a page that arrived from each tier below be found. Returns true if there was any. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
-/** Note that a request continues behind a cached page, as far as that is here, or reads it. */
+/** Note that a request continues behind a cached page, as far as that is here. */
 void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page);
 
-/** Forget all pages, and those on their way. */
+/** Forget all pages, and those on their way. With the lock. */
 void kvt_tier_clear(struct kvt_tier *tier);
 
 /** Begin to copy the next queued page. Returns 1; 0: there is none; -EAGAIN: many that need no copy
  * were looked at, call again. */
 int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
-		    struct kvt_copy *ret_copy);
-/** End a copy. `complete`: all records of the feed were taken since. Returns true if it is good. */
-bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known,
+		   struct kvt_share *share, struct kvt_copy *ret_copy);
+/** End a copy. `complete`: all records of the feed were taken since. Returns true if its page is in
+ * its entry from now on: it is good, and no other instance was quicker. */
+bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_share *share,
 		  const struct kvt_copy *copy, bool complete);
 
 #endif

@@ -22,6 +22,9 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory; the pool has %llu\n", N(pages),
 	       N(room_pages), kvt_percent(status->pages, status->room_pages),
 	       kvt_size_text(status->ram_bytes, first, sizeof(first)), N(pool_pages));
+	if (status->instances > 1)
+		printf("  shared by %llu instances, as are file and distributed store\n",
+		       N(instances));
 	if (status->file_bytes)
 		printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in "
 		       "time, %llu read, %llu damaged\n", N(file_pages), N(file_room_pages),
@@ -29,10 +32,6 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 		       kvt_size_text(status->file_bytes, first, sizeof(first)),
 		       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 		       N(file_bad_pages));
-	if (status->siblings)
-		printf("siblings\n  %llu of %llu connected, with %llu pages; %llu read, %llu were "
-		       "evicted meanwhile\n", N(siblings_ready), N(siblings), N(sibling_pages),
-		       N(sibling_read_pages), N(sibling_spoiled_pages));
 	if (status->helper_starts)
 		printf("distributed store\n  its helper is %s, started %llu times; %llu pages "
 		       "written, %llu not in time, %llu read, %llu missing or damaged\n",

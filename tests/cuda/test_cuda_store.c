@@ -108,68 +108,70 @@ CUDA_TEST(slabs_on_two_devices_come_back_together)
 	}
 }
 
-/* Serve a prompt in an instance on device 1, and start a second one on device 0, whose store has
- * the first as its sibling. */
-static void start_siblings(const uint32_t *keys, struct kvt_test_daemon *ret_sibling,
-			   struct kvt_client **ret_worker)
+/* Two instances, on devices 1 and 0, with one store. The first one's prompt is copied. */
+static void start_two(const uint32_t *keys, struct kvt_test_daemon *ret_other,
+		      struct kvt_client **ret_worker)
 {
-	struct kvt_test_peer peer;
+	const struct kvt_test_daemon *daemons[2] = { ret_other, &daemon_ };
+	struct kvt_test_store at_second;
 
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	start_on(1, "backend = cuda-vmm\ndevices = 1\n", 1);
 	kvt_test_equal(serve(keys), 0);
-	*ret_sibling = daemon_;
+	*ret_other = daemon_;
 	*ret_worker = worker;
 	start("backend = cuda-vmm\ndevices = 0\n", 1);
-	kvt_test_store_start_with(&store, &daemon_, "1M", (const char *[]){
-		"--sibling", ret_sibling->socket, NULL });
-	kvt_test_peer_open(&peer, &store);
-	while (kvt_test_store_status(&peer).sibling_pages != N / PAGE)
-		;
-	kvt_test_peer_close(&peer);
+	kvt_test_store_start_host(&store, &at_second, daemons, 2, "1M", NULL);
 }
 
-static void stop_siblings(struct kvt_test_daemon *sibling, struct kvt_client *sibling_worker)
+static void stop_two(struct kvt_test_daemon *other, struct kvt_client *other_worker)
 {
 	stop();
-	daemon_ = *sibling;
-	worker = sibling_worker;
+	daemon_ = *other;
+	worker = other_worker;
 	stop();
 }
 
-CUDA_TEST(a_sibling_on_another_device_is_read)
+CUDA_TEST(instances_on_two_devices_load_from_one_store)
 {
-	struct kvt_test_daemon sibling;
-	struct kvt_client *sibling_worker;
+	struct kvt_test_daemon other;
+	struct kvt_client *other_worker;
 	struct kvt_test_peer peer;
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 1);
-	start_siblings(keys, &sibling, &sibling_worker);
-	kvt_test_equal(serve(keys), N - PAGE);
+	start_two(keys, &other, &other_worker);
 	kvt_test_peer_open(&peer, &store);
-	kvt_test_equal(kvt_test_store_status(&peer).sibling_read_pages, N / PAGE);
+	kvt_test_store_settled(&peer, N / PAGE);
 	kvt_test_peer_close(&peer);
+	kvt_test_equal(serve(keys), N - PAGE);
 	kvt_test_equal(kvt_test_store_stop(&store), 0);
-	stop_siblings(&sibling, sibling_worker);
+	stop_two(&other, other_worker);
 }
 
-CUDA_TEST(a_store_ends_when_the_driver_fails_at_a_sibling)
+CUDA_TEST(a_driver_that_fails_at_one_instance_leaves_the_other_its_store)
 {
-	struct kvt_test_daemon sibling;
-	struct kvt_client *sibling_worker;
+	struct kvt_test_daemon other;
+	struct kvt_client *other_worker;
+	struct kvt_test_store second = { .pid = 0 };
+	struct kvt_test_peer peer;
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 1);
 	setenv("KVT_STANDIN_FAIL_CALL", "cuMemcpyDtoHAsync_v2", 1);
 	setenv("KVT_STANDIN_FAIL_AT", "0", 1);
-	start_siblings(keys, &sibling, &sibling_worker);
+	start_two(keys, &other, &other_worker);
 	unsetenv("KVT_STANDIN_FAIL_CALL");
 	unsetenv("KVT_STANDIN_FAIL_AT");
-	kvt_test_equal(serve(keys), 0);
 	kvt_test_check(kvt_test_store_await(&store, "the CUDA driver failed while copying"));
+	snprintf(second.path, sizeof(second.path), "%s.store", daemon_.socket);
+	kvt_test_peer_open(&peer, &second); /* nothing was copied from its pool yet */
+	kvt_test_equal(kvt_test_store_status(&peer).connected, 1);
+	kvt_test_peer_close(&peer);
+	kvt_test_equal(serve(keys), 0);
+	kvt_test_equal(kill(store.pid, SIGTERM), 0);
 	kvt_test_equal(kvt_test_store_wait(&store), EXIT_FAILURE);
-	stop_siblings(&sibling, sibling_worker);
+	stop_two(&other, other_worker);
 }
 
 /* The store fails at its first call of this kind, and says so; a prompt is served beside it. */

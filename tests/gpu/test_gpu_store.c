@@ -203,26 +203,25 @@ static void keep_and_load(const char *backend, const char *order)
 }
 
 /* What another instance on the same device computed, through host memory. */
-static void load_from_sibling(const char *config, const char *backend, const char *order)
+static void load_from_other(const char *config, const char *backend, const char *order)
 {
-	struct kvt_test_daemon sibling;
+	struct kvt_test_daemon other;
 	struct kvt_test_child owner, engine;
-	struct kvt_test_store store;
+	struct kvt_test_store store, at_other;
 	struct kvt_test_peer peer;
 	double floor_out_gb, floor_in_gb;
 	uint64_t took_ns;
 
-	kvt_test_daemon_begin(&sibling, config);
-	start_engine(&owner, &sibling, &floor_out_gb, &floor_in_gb);
+	kvt_test_daemon_begin(&other, config);
+	start_engine(&owner, &other, &floor_out_gb, &floor_in_gb);
 	kvt_test_equal(ask(&owner, 2, &took_ns), 0);
-	kvt_test_store_start_with(&store, &daemon_, ROOM,
-				  (const char *[]){ "--sibling", sibling.socket, NULL });
+	kvt_test_store_start_host(&store, &at_other, (const struct kvt_test_daemon *[]){
+		&daemon_, &other }, 2, ROOM, NULL);
 	kvt_test_peer_open(&peer, &store);
-	while (kvt_test_store_status(&peer).sibling_pages != N_PAGES)
-		;
+	kvt_test_store_settled(&peer, N_PAGES);
 	start_engine(&engine, &daemon_, &floor_out_gb, &floor_in_gb);
 	kvt_test_equal(ask(&engine, 2, &took_ns), (N_PAGES - 1) * PAGE);
-	gpu_figure("a sibling's pages", "\"backend\": \"%s\", \"order\": \"%s\", "
+	gpu_figure("another instance's pages", "\"backend\": \"%s\", \"order\": \"%s\", "
 		   "\"load_gb_per_s\": %.2f, \"floor_out_gb_per_s\": %.2f, "
 		   "\"floor_in_gb_per_s\": %.2f", backend, order, gb_per_s(&peer, took_ns),
 		   floor_out_gb, floor_in_gb);
@@ -230,7 +229,7 @@ static void load_from_sibling(const char *config, const char *backend, const cha
 	kvt_test_child_end(&owner);
 	kvt_test_peer_close(&peer);
 	kvt_test_equal(kvt_test_store_stop(&store), 0);
-	kvt_test_daemon_end(&sibling);
+	kvt_test_daemon_end(&other);
 }
 
 int main(void)
@@ -254,7 +253,7 @@ int main(void)
 			 2 * N_PAGES, orders[i / 2]);
 		kvt_test_daemon_begin(&daemon_, config);
 		keep_and_load(backends[i % 2], orders[i / 2]);
-		load_from_sibling(config, backends[i % 2], orders[i / 2]);
+		load_from_other(config, backends[i % 2], orders[i / 2]);
 		kvt_test_daemon_end(&daemon_);
 	}
 	return gpu_test_end();

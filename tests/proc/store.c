@@ -63,6 +63,28 @@ void kvt_test_store_start_with(struct kvt_test_store *store,
 	kvt_test_check(kvt_test_store_await(store, "serving"));
 }
 
+void kvt_test_store_start_host(struct kvt_test_store *ret_store, struct kvt_test_store *ret_more,
+			       const struct kvt_test_daemon *const *daemons, uint32_t n,
+			       const char *ram, const char *const *more)
+{
+	const char *options[64];
+	uint32_t n_options = 0;
+
+	for (uint32_t i = 1; i < n; i++) {
+		options[n_options++] = "--socket";
+		options[n_options++] = daemons[i]->socket;
+		ret_more[i - 1] = (struct kvt_test_store){ .pid = 0 };
+		snprintf(ret_more[i - 1].path, sizeof(ret_more[i - 1].path), "%s.store",
+			 daemons[i]->socket);
+	}
+	while (more && *more && n_options < 63)
+		options[n_options++] = *more++;
+	options[n_options] = NULL;
+	kvt_test_store_spawn(ret_store, daemons[0], ram, options);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_test_check(kvt_test_store_await(ret_store, "serving"));
+}
+
 bool kvt_test_store_await(struct kvt_test_store *store, const char *text)
 {
 	char line[1024];

@@ -43,6 +43,11 @@ void kvt_test_store_start_with(struct kvt_test_store *store,
 /** Start a store without waiting. */
 void kvt_test_store_spawn(struct kvt_test_store *store, const struct kvt_test_daemon *daemon,
 			  const char *ram, const char *const *more);
+/** Start one store for these daemons, and wait until it serves all. `ret_more`: where each of the
+ * others finds it; there pid stays 0. */
+void kvt_test_store_start_host(struct kvt_test_store *ret_store, struct kvt_test_store *ret_more,
+			       const struct kvt_test_daemon *const *daemons, uint32_t n,
+			       const char *ram, const char *const *more);
 /** Wait for a line of its output that contains `text`. False: it ended before. */
 bool kvt_test_store_await(struct kvt_test_store *store, const char *text);
 /** Send SIGTERM and wait. Returns the exit status. Nothing is left behind. */

@@ -297,6 +297,14 @@ static uint32_t publish(struct kvt_tier *tier, uint8_t i)
 	return entry;
 }
 
+static void store(struct kvt_remote *remote, uint32_t entry, uint8_t i)
+{
+	struct kvt_chain name = name_of(i);
+
+	kvt_remote_seal(remote, entry, &name);
+	kvt_remote_store(remote, entry, &name);
+}
+
 /* Before its turn to be stored, a page left the memory, and came back to where another was. */
 TEST_WITH(a_page_that_lost_its_seal_is_not_stored, start, stop)
 {
@@ -311,13 +319,13 @@ TEST_WITH(a_page_that_lost_its_seal_is_not_stored, start, stop)
 	kvt_test_equal(kvt_tier_init(&tier, BYTES, RECORD, sizeof(struct kvt_helper_seal)), 0);
 	kvt_test_equal(kvt_remote_open(&remote, &tier, &options), 0);
 	entry = publish(&tier, 1);
-	kvt_remote_store(remote, entry);
+	store(remote, entry, 1);
 	kvt_index_drop(&tier.index, entry);
 	kvt_test_equal(publish(&tier, 2), entry);
-	kvt_remote_store(remote, entry);
+	store(remote, entry, 2);
 	kvt_index_drop(&tier.index, entry);
 	kvt_test_equal(publish(&tier, 1), entry);
-	kvt_remote_store(remote, publish(&tier, 3));
+	store(remote, publish(&tier, 3), 3);
 	do {
 		kvt_remote_turn(remote);
 		counts = kvt_remote_count(remote);

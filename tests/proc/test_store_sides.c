@@ -19,7 +19,7 @@
 #define N 1100u /* keys of a prompt: whole pages, and some, of each size */
 #define SALT 7
 
-static struct kvt_test_side own, sibling;
+static struct kvt_test_side own, other;
 static uint32_t page_size;
 static const struct kvt_info *info;
 static uint32_t keys[N];
@@ -233,37 +233,44 @@ TEST_WITH(windows_and_states_come_back, start_both, stop)
 	check_that_a_point_comes_back();
 }
 
-/* A sibling has a prompt with its point. */
-static int start_with_sibling(void **state)
+/* Another instance, with the same store. */
+static int start_two(void **state)
 {
 	static const char *const lines = "page_size = 64\nsides = 2,1,1\n";
+	struct kvt_test_store at_own;
 
-	start_with(lines, NULL);
-	kvt_test_keys(keys, N, 1);
-	kvt_test_equal(serve(keys, N, N / page_size), 0);
-	sibling = own;
-	own = (struct kvt_test_side){ .worker = NULL };
-	start_with(lines, NULL);
-	kvt_test_side_store(&own, "1M",
-			    (const char *[]){ "--sibling", sibling.daemon.socket, NULL });
+	kvt_test_digest("store", digest);
+	own = other = (struct kvt_test_side){ .worker = NULL };
+	kvt_test_daemon_begin(&other.daemon, lines);
+	kvt_test_daemon_begin(&own.daemon, lines);
+	kvt_test_store_start_host(&other.store, &at_own, (const struct kvt_test_daemon *[]){
+		&other.daemon, &own.daemon }, 2, "1M", NULL);
+	kvt_test_peer_open(&other.peer, &other.store);
+	kvt_test_peer_open(&own.peer, &at_own);
+	kvt_test_side_connect(&other);
+	connect_worker();
 	return 0;
 }
 
-static int stop_with_sibling(void **state)
+static int stop_two(void **state)
 {
-	stop(state);
-	kvt_test_side_end(&sibling);
+	kvt_test_peer_close(&own.peer);
+	kvt_test_side_end(&other);
+	kvt_test_side_end(&own);
 	return 0;
 }
 
-TEST_WITH(a_point_comes_from_a_sibling, start_with_sibling, stop_with_sibling)
+TEST_WITH(a_point_comes_from_another_instance, start_two, stop_two)
 {
+	struct kvt_test_side first = own;
 	uint32_t n = N / page_size;
 
-	while (kvt_test_store_status(&own.peer).sibling_pages != with_sides(n))
-		;
+	kvt_test_keys(keys, N, 1);
+	own = other;
+	kvt_test_equal(serve(keys, N, n), 0);
+	own = first;
+	kvt_test_store_settled(&other.peer, with_sides(n));
 	kvt_test_equal(serve(keys, N, 0), n * page_size);
-	kvt_test_equal(kvt_test_store_status(&own.peer).sibling_read_pages, with_sides(n));
 }
 
 TEST_WITH(main_pages_without_a_point_are_not_offered, start_both, stop)

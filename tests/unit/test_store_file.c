@@ -132,13 +132,13 @@ static void store_pages(uint32_t first, uint32_t n)
 /* Read a page back. False: it is absent. */
 static bool comes_back(uint32_t i)
 {
-	struct kvt_chain page = name(i);
-	int64_t entry = kvt_tier_bring(&tier, &page, &page);
+	struct kvt_chain page = name(i), none = { { 0 } };
+	int64_t entry = kvt_tier_bring(&tier, &page, &none);
 	const uint8_t *record;
 
-	if (entry == 0) {
+	if (entry == -EINPROGRESS) {
 		settle();
-		entry = kvt_tier_bring(&tier, &page, &page);
+		entry = kvt_tier_bring(&tier, &page, &none);
 	}
 	if (entry < 0)
 		return false;
@@ -146,6 +146,7 @@ static bool comes_back(uint32_t i)
 	record = kvt_tier_record(&tier, (uint32_t)entry);
 	for (uint32_t b = 0; b < RECORD; b++)
 		assert_int_equal(record[b], (uint8_t)i);
+	kvt_tier_unpin(&tier, (uint32_t)entry, false);
 	kvt_index_drop(&tier.index, (uint32_t)entry);
 	return true;
 }
@@ -376,7 +377,7 @@ TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 		store_pages(1, 5);
 		put(6);
 		leave(&entry); /* it is being written */
-		kvt_file_clear(file, 1);
+		kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
 		settle();
 		for (uint32_t i = 1; i <= 6; i++)
 			assert_false(comes_back(i));
@@ -399,7 +400,7 @@ TEST_WITH(what_is_dropped_after_a_failure_is_not_found_by_a_start, start, stop)
 	assert_int_equal(dup2(good, file->fd), file->fd);
 	close(good);
 	close(bad);
-	kvt_file_clear(file, 1);
+	kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
 	close_file(true);
 	assert_int_equal(open_file(), 0);
 	assert_false(comes_back(2));
@@ -417,7 +418,7 @@ TEST_WITH(a_start_tells_the_epoch_that_its_pages_are_of, start, stop)
 	close_file(false); /* before what is of 5 is dropped */
 	assert_int_equal(open_file(), 0);
 	assert_int_equal(kvt_file_bind(file, one, 7), 5);
-	kvt_file_clear(file, 7);
+	kvt_file_clear(file, one, 7);
 	close_file(false);
 	assert_int_equal(open_file(), 0);
 	assert_int_equal(kvt_file_bind(file, one, 8), 7);
@@ -518,4 +519,27 @@ TEST_WITH(a_disk_without_room_is_refused_with_both_sizes, start_closed, stop)
 	assert_int_not_equal(access(path, F_OK), 0); /* nothing is left */
 	options.bytes = 4096;
 	must_say("--file-bytes has no room for 1 page");
+}
+
+TEST_WITH(a_start_tells_epochs_of_several_caches, start, stop)
+{
+	uint64_t caches[KVT_FILE_CACHES + 1][2];
+
+	for (uint64_t i = 0; i <= KVT_FILE_CACHES; i++) {
+		caches[i][0] = 10 + i;
+		caches[i][1] = 1;
+	}
+	for (uint64_t i = 0; i < 3; i++)
+		assert_int_equal(kvt_file_bind(file, caches[i], 5 + i), 5 + i);
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(kvt_file_bind(file, caches[1], 9), 6); /* a RESET that no store saw */
+	kvt_file_clear(file, caches[1], 9);
+	for (uint64_t i = 0; i < 3; i++)
+		assert_int_equal(kvt_file_bind(file, caches[i], 20), i == 1 ? 9 : 5 + i);
+	/* The one that was bound first is forgotten. */
+	for (uint64_t i = 3; i <= KVT_FILE_CACHES; i++)
+		assert_int_equal(kvt_file_bind(file, caches[i], 1), 1);
+	assert_int_equal(kvt_file_bind(file, caches[1], 20), 9);
+	assert_int_equal(kvt_file_bind(file, caches[0], 20), 20);
 }

@@ -19,6 +19,7 @@ static const uint64_t digest[2] = { 5, 6 };
 
 static struct kvt_known known;
 static struct kvt_tier tier;
+static struct kvt_share share;
 static struct kvt_slabs slabs;
 static uint8_t memory[2][PAGES * BYTES];
 
@@ -57,6 +58,7 @@ static void attach(uint32_t page, uint32_t kind, uint32_t side)
 
 static int start(void **state)
 {
+	share = (struct kvt_share){ .copied = 0 };
 	assert_int_equal(kvt_known_init(&known, &info, 8), 0);
 	assert_int_equal(kvt_tier_init(&tier, 5 * 2 * BYTES + 1, 2 * BYTES, 0), 0);
 	assert_int_equal(tier.index.n_entries, 5);
@@ -114,8 +116,8 @@ static uint32_t copy_all(void)
 	struct kvt_copy copy;
 	uint32_t n = 0;
 
-	while (kvt_copy_begin(&tier, &known, &slabs, &copy) == 1)
-		n += kvt_copy_end(&tier, &known, &copy, true);
+	while (kvt_copy_begin(&tier, &known, &slabs, &share, &copy) == 1)
+		n += kvt_copy_end(&tier, &known, &share, &copy, true);
 	return n;
 }
 
@@ -136,9 +138,9 @@ TEST(pages_that_need_no_copy_are_looked_at_in_parts)
 	for (uint32_t page = 1; page < large.n_pages; page++)
 		take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = 1, .namespace_id = 3,
 						.pages = &page, .keys = &(uint32_t){ 7 } });
-	assert_int_equal(kvt_copy_begin(&tier, &known, &slab, &copy), 1);
-	assert_true(kvt_copy_end(&tier, &known, &copy, true));
-	while ((rc = kvt_copy_begin(&tier, &known, &slab, &copy)) != 0) {
+	assert_int_equal(kvt_copy_begin(&tier, &known, &slab, &share, &copy), 1);
+	assert_true(kvt_copy_end(&tier, &known, &share, &copy, true));
+	while ((rc = kvt_copy_begin(&tier, &known, &slab, &share, &copy)) != 0) {
 		assert_int_equal(rc, -EAGAIN);
 		parts++;
 	}
@@ -180,7 +182,7 @@ TEST_WITH(pages_of_a_path_are_found_by_their_keys, start, stop)
 	store_at(0, (const uint32_t[]){ 7, 2 }, 2, 100);
 	store_at(2, (const uint32_t[]){ 9 }, 1, 108);
 	assert_int_equal(copy_all(), 3);
-	assert_int_equal(tier.copied, 3);
+	assert_int_equal(share.copied, 3);
 	for (uint32_t i = 0; i < 3; i++) {
 		uint32_t entry = find(100, i);
 
@@ -254,23 +256,24 @@ TEST_WITH(a_copy_of_a_page_that_changed_meanwhile_is_dropped, start, stop)
 
 	for (uint32_t i = 0; i < 4; i++) {
 		store_at(0, (const uint32_t[]){ 3 }, 1, 100);
-		assert_true(kvt_copy_begin(&tier, &known, &slabs, &copy));
+		assert_true(kvt_copy_begin(&tier, &known, &slabs, &share, &copy));
 		if (i < 3 && types[i] == KVT_FEED_STORED) {
 			change(KVT_FEED_REMOVED, 3);
 			store_at(0, (const uint32_t[]){ 3 }, 1, 100); /* the same again */
 		} else if (i < 3) {
 			change(types[i], 3);
 		}
-		assert_false(kvt_copy_end(&tier, &known, &copy, i < 3)); /* or a lost feed */
-		assert_int_equal(tier.spoiled, i + 1);
+		/* Or a lost feed. */
+		assert_false(kvt_copy_end(&tier, &known, &share, &copy, i < 3));
+		assert_int_equal(share.spoiled, i + 1);
 		assert_int_equal(find(100, 0), 0);
 		kvt_known_forget(&known);
 	}
-	assert_int_equal(tier.copied, 0);
+	assert_int_equal(share.copied, 0);
 	store_at(0, (const uint32_t[]){ 3, 4 }, 2, 100);
-	assert_true(kvt_copy_begin(&tier, &known, &slabs, &copy));
+	assert_true(kvt_copy_begin(&tier, &known, &slabs, &share, &copy));
 	change(KVT_FEED_REMOVED, 4); /* another page */
-	assert_true(kvt_copy_end(&tier, &known, &copy, true));
+	assert_true(kvt_copy_end(&tier, &known, &share, &copy, true));
 	assert_int_not_equal(find(100, 0), 0);
 }
 
@@ -280,11 +283,11 @@ TEST_WITH(a_page_that_went_before_its_copy_costs_none, start, stop)
 
 	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
 	change(KVT_FEED_REMOVED, 3);
-	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy));
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &share, &copy));
 	store_at(0, (const uint32_t[]){ 4 }, 1, 100);
 	store_at(0, (const uint32_t[]){ 5 }, 1, 100); /* a twin of 4 */
 	assert_int_equal(copy_all(), 1);
-	assert_int_equal(tier.spoiled, 0);
+	assert_int_equal(share.spoiled, 0);
 	assert_int_equal(tier.index.n_found, 1);
 }
 
@@ -316,7 +319,7 @@ TEST_WITH(side_pages_are_known_and_copied_by_their_main_page, start, stop)
 	assert_int_equal(kvt_known_side(&known, 4, 1), 9);
 	assert_int_equal(kvt_known_side(&known, 3, 0), 0);
 	assert_int_equal(kvt_known_side(&known, PAGES, 0), 0);
-	assert_int_equal(tier.computed, 0); /* of a snapshot, and not main pages */
+	assert_int_equal(share.computed, 0); /* of a snapshot, and not main pages */
 }
 
 TEST_WITH(side_pages_are_known_as_long_as_they_and_their_main_page_are_cached, start, stop)
@@ -332,7 +335,7 @@ TEST_WITH(side_pages_are_known_as_long_as_they_and_their_main_page_are_cached, s
 	assert_int_equal(kvt_known_side(&known, 4, 1), 0);
 	assert_int_equal(kvt_known_side(&known, 4, 0), 8);
 	attach(4, 1, 9); /* the same page, with other bytes */
-	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy)); /* it has that name */
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &share, &copy)); /* it has that name */
 	change(KVT_FEED_REMOVED, 4);
 	assert_int_equal(kvt_known_side(&known, 4, 0), 0);
 	store_at(3, (const uint32_t[]){ 4 }, 1, 104); /* the main page's number again */
@@ -386,7 +389,7 @@ TEST_WITH(a_full_tier_drops_the_end_of_the_oldest_path, start, stop)
 	store_at(0, pages, 10, 100);
 	assert_int_equal(known.dropped, 2);
 	assert_int_equal(copy_all(), 5); /* no page for one behind it */
-	assert_int_equal(tier.full, 3 + 5); /* and those that the sweep finds */
+	assert_int_equal(share.full, 3 + 5); /* and those that the sweep finds */
 	for (uint32_t i = 0; i < 10; i++)
 		assert_int_equal(find(100, i) != 0, i < 5);
 	store_at(0, (const uint32_t[]){ 11, 12 }, 2, 200);
@@ -420,8 +423,8 @@ TEST_WITH(pinned_pages_stay, start, stop)
 	for (uint32_t i = 0; i < 5; i++)
 		kvt_index_pin(&tier.index, find(100, i));
 	store_at(5, pages + 5, 1, 120);
-	assert_false(kvt_copy_begin(&tier, &known, &slabs, &copy));
-	assert_int_equal(tier.full, 1);
+	assert_false(kvt_copy_begin(&tier, &known, &slabs, &share, &copy));
+	assert_int_equal(share.full, 1);
 	kvt_index_unpin(&tier.index, find(100, 0));
 	kvt_index_unpin(&tier.index, find(100, 4)); /* only this one has nothing behind it */
 	store_at(0, pages + 6, 1, 200);
@@ -486,7 +489,7 @@ TEST_WITH(a_page_from_below_is_found_once_it_arrived, start_below, stop)
 	assert_true(kvt_tier_has(&tier, &page));
 	assert_false(kvt_tier_has(&tier, &other));
 	assert_int_equal(kvt_tier_bring(&tier, &other, &page), -ENOENT);
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS);
 	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0); /* one read */
 	assert_int_equal(n_reads, 1);
 	assert_int_equal(kvt_index_find(&tier.index, &page), 0);
@@ -503,7 +506,7 @@ TEST_WITH(a_read_that_fails_leaves_no_page, start_below, stop)
 	struct kvt_chain page = below_page(1);
 
 	read_good = false;
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS);
 	below_pages = 0;
 	assert_true(kvt_tier_arrivals(&tier));
 	assert_int_equal(tier.lost, 1);
@@ -516,11 +519,11 @@ TEST_WITH(a_page_that_was_forgotten_while_it_was_read_is_not_found, start_below,
 {
 	struct kvt_chain page = below_page(1);
 
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS);
 	kvt_tier_clear(&tier);
 	assert_true(kvt_tier_arrivals(&tier));
 	assert_int_equal(tier.index.n_found, 0);
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0); /* read again */
+	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS); /* read again */
 	assert_true(kvt_tier_arrivals(&tier));
 	assert_int_equal(tier.index.n_found, 1);
 }
@@ -531,15 +534,15 @@ TEST_WITH(reads_from_below_are_bounded, start_below, stop)
 
 	for (uint8_t i = 0; i < 6; i++)
 		pages[i] = below_page(i);
-	assert_int_equal(kvt_tier_bring(&tier, &pages[0], &pages[0]), 0);
-	assert_int_equal(kvt_tier_bring(&tier, &pages[1], &pages[1]), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[0], &pages[0]), -EINPROGRESS);
+	assert_int_equal(kvt_tier_bring(&tier, &pages[1], &pages[1]), -EINPROGRESS);
 	/* By the tier below. */
 	assert_int_equal(kvt_tier_bring(&tier, &pages[2], &pages[2]), -EAGAIN);
 	while (kvt_tier_arrivals(&tier))
 		;
 	for (uint32_t entry; (entry = kvt_index_take(&tier.index)) != 0;)
-		tier.full++; /* all are taken: no record to read into */
-	assert_int_equal(tier.full, 12);
+		share.full++; /* all are taken: no record to read into */
+	assert_int_equal(share.full, 12);
 	assert_int_equal(kvt_tier_bring(&tier, &pages[3], &pages[3]), -EAGAIN);
 }
 
@@ -550,7 +553,7 @@ TEST_WITH(a_page_that_was_copied_while_it_was_read_is_there_once, start_below, s
 	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
 	page = *kvt_known_name(&known, 3);
 	below_pages = 256;
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS);
 	assert_int_equal(copy_all(), 1);
 	assert_true(kvt_tier_arrivals(&tier));
 	assert_int_equal(tier.index.n_found, 1);
