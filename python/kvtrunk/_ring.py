@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN, and
-EXTEND for more pages than are in stock.
+EXTEND for more pages than are in stock. A BEGIN waits no longer than it is told. A daemon that does
+not answer is told (_stall.py).
 
 Its fences are those of the one stream that writes pages. So pages of a lease that ends behind a
 fence are given out again at once, to this session (OWN_STREAM).
@@ -17,10 +18,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from ._client import Client, Namespace
-from ._errors import Error, from_result
+from ._errors import ConnectionLost, Error, Timeout, from_result
 from ._native import ffi, lib
 from ._say import Say
 from ._seq import SIDE_LET, Fence, by_kind, fence_of
+from ._stall import WARN_S, Stall, Stalled
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ _OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
 _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
+_LATE = 1  # of _call(): the answer did not come in time
+_SLICE_NS = int(WARN_S * 1e9)
+_IDLE_NS = 50_000_000  # how long an engine without requests waits to give its stock back at once
 _DEVICE_PACE_S = 0.02  # between the calls of one step and those of the next
 _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all cores
 
@@ -56,10 +61,13 @@ class Ring:
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend() and pages(), which it gives back before it says that there is no space."""
 
-    def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None) -> None:
-        """say: for the limits that hold requests back."""
+    def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None,
+                 stall: Optional[Stall] = None) -> None:
+        """say: for the limits that hold requests back. stall: for a daemon that does not answer; by
+        default it is logged."""
         self.client = client
         self._say = say or Say(logger.warning)
+        self._stall = stall or Stall(client, None, logger.warning, None)
         self._stock_size = stock
         self._stock: list[int] = []
         self._filling = False
@@ -81,6 +89,10 @@ class Ring:
             collections.deque())
         self._retired: list[int] = []
         self._sides: list[int] = []
+        self._pending: dict[int, float] = {}
+        """Operations whose answer did not come in time: since when, by ticket."""
+        self._begun: dict[int, Begun] = {}
+        """What became of BEGINs that were answered since."""
         self._given: dict[int, list[int]] = {}
         """Side pages of commits without an answer, by ticket."""
         self._not_taken: list[int] = []
@@ -122,15 +134,39 @@ class Ring:
         while n == _REAP:
             n = self._check(lib.kvt_reap(handle, many, 0, _REAP))
             for i in range(n):
-                answer = many[i]
-                if answer.user_data == _FILLING:
-                    self._filled(answer)
-                elif answer.flags & lib.KVT_CQE_ASYNC:
-                    late = answer.state == lib.KVT_NOTICE_DEADLINE
-                    self._notice(answer.user_data, 0 if late else WAIT_MS)
-                else:
-                    self._done(answer)
+                self._take(many[i])
                 lib.kvt_result_release(handle, ffi.addressof(many, i))
+        if self._pending:
+            self._stall.look(next(iter(self._pending.values())))
+
+    def _take(self, answer: Any) -> None:
+        """One that nobody waits for."""
+        ticket = answer.user_data
+        if ticket == _FILLING:
+            self._filled(answer)
+        elif answer.flags & lib.KVT_CQE_ASYNC:
+            late = answer.state == lib.KVT_NOTICE_DEADLINE
+            self._notice(ticket, 0 if late else WAIT_MS)
+        elif ticket in self._pending:
+            del self._pending[ticket]
+            self._stall.answered()
+            if answer.op == lib.KVT_OP_BEGIN:
+                self._began_late(ticket, answer)
+        else:
+            self._done(answer)
+
+    def _began_late(self, ticket: int, answer: Any) -> None:
+        if answer.error == -errno.EAGAIN and answer.reason == lib.KVT_REASON_ANNOUNCED:
+            return  # its notice follows
+        if answer.error == 0:
+            pages = ffi.unpack(answer.pages, answer.n_pages)
+            sides = ffi.unpack(answer.sides, answer.n_sides) if answer.n_sides else []
+            begun = self._begun_of(answer, pages, sides)
+            if ticket in self._given_up:
+                self._late.append((self._end, (begun.lease, None, 0, ())))
+            else:
+                self._begun[ticket] = begun
+        self._notice(ticket, WAIT_MS)
 
     def _done(self, answer: Any) -> None:
         given = self._given.pop(answer.user_data, [])
@@ -151,14 +187,59 @@ class Ring:
         while self._check(lib.kvt_fetch_poll(self._handle, fetched)):
             self._notice(fetched.user_data, fetched.wait_ms or WAIT_MS)
 
-    def _call(self) -> tuple[int, list[int]]:
-        """Wait for the answer: its error, unless that is raised, and its pages."""
-        result = self._result
-        code = lib.kvt_call(self._handle, self._request, result)
+    def _next(self, wait_ns: int, since: float) -> bool:
+        """Take the next answer into _result. False: none came within wait_ns; the daemon was asked
+        at `since`, or waits for a fence, if that is 0."""
+        lib.kvt_client_set_timeout(self._handle, wait_ns)
+        try:
+            n = lib.kvt_reap(self._handle, self._result, 1, 1)
+        finally:
+            lib.kvt_client_set_timeout(self._handle, self._stall.lost_ns)
+        if n == -errno.ETIMEDOUT:
+            if since:
+                self._stall.look(since)
+            return False
+        if self._check(n) == 0:
+            raise self.client._failure(-errno.EAGAIN)  # all room is held by nothing in flight
+        return True
+
+    def _await(self, ticket: int, since: float, patience_ns: int) -> bool:
+        """Take answers until that of a ticket is in _result. False: not within patience_ns, if that
+        is above 0."""
+        while True:
+            if self._next(patience_ns or _SLICE_NS, since):
+                result = self._result
+                if result.user_data == ticket and not result.flags & lib.KVT_CQE_ASYNC:
+                    self._stall.answered()
+                    return True
+                self._take(result)
+                lib.kvt_result_release(self._handle, result)
+            elif patience_ns:
+                return False
+
+    def _call(self, patience_ns: int = 0) -> tuple[int, list[int]]:
+        """Wait for the answer: its error, unless that is raised, and its pages. _LATE: it did not
+        come within patience_ns, if that is above 0."""
+        request, result = self._request, self._result
+        ticket = request.user_data or self._new_ticket()
+        since = self._stall.now() if request.fence.slot == lib.KVT_FENCE_IDLE else 0.0
+        while True:
+            while not self._submit():
+                if self._next(_SLICE_NS, since):
+                    self._take(result)
+                    lib.kvt_result_release(self._handle, result)
+            if not self._await(ticket, since, patience_ns):
+                self._pending[ticket] = since
+                return _LATE, []
+            code = result.error
+            if code != -errno.ENOBUFS or request.list_capacity or not result.needed:
+                break
+            request.list_capacity = result.needed  # nothing was done: the answer needs more room
         if code in _NO_SPACE or (code == -errno.EAGAIN and
                                  result.reason == lib.KVT_REASON_ANNOUNCED):
             return code, []
-        self._check(code)
+        if code:
+            raise from_result(result)
         pages = ffi.unpack(result.pages, result.n_pages) if result.n_pages else []
         self._sides = ffi.unpack(result.sides, result.n_sides) if result.n_sides else []
         lib.kvt_result_release(self._handle, result)
@@ -195,6 +276,9 @@ class Ring:
         self._filling = False
         if answer.n_pages:
             self._stock += ffi.unpack(answer.pages, answer.n_pages)
+        if self._stock and not self._busy:
+            self._late.append((self._free, (self._stock, self._fence)))
+            self._stock = []
 
     def _with_pages(self, op: int, lease: Lease, pages: list[int],
                     fence: Optional[Fence] = None) -> bool:
@@ -222,10 +306,12 @@ class Ring:
         return ticket if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
-              wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0) -> Begun:
+              wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0,
+              patience_s: float = 0.0) -> Begun:
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
         back for what others compute of it; 0: not at all. full: reuse up to the last key. point:
-        where a commit will attach side pages, see Namespace.begin().
+        where a commit will attach side pages, see Namespace.begin(). patience_s: without an answer
+        for so long it is held back, too; then begun() has what became of it. 0: wait.
         ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
@@ -237,16 +323,45 @@ class Ring:
             request.flags |= lib.KVT_F_NO_WAIT
             request.ttl_ms = wait_ms
         ticket = self._new_ticket()
-        code, pages = self._call()
+        code, pages = self._call(int(patience_s * 1e9))
         if code in _NO_SPACE and self._give_back():
             return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms,
-                              root_key=root_key, full=full, point=point)
+                              root_key=root_key, full=full, point=point, patience_s=patience_s)
         if code:
             self._say_limit(code)
-            return Begun(None, [], 0, ticket if code == -errno.EAGAIN else 0)
-        result = self._result
-        return Begun((result.lease.index, result.lease.generation), pages, result.reusable, 0,
-                     result.matched, tuple(by_kind(self.client, self._sides, result.reusable)))
+            return Begun(None, [], 0, ticket if code in (-errno.EAGAIN, _LATE) else 0)
+        return self._begun_of(self._result, pages, self._sides)
+
+    def _begun_of(self, answer: Any, pages: list[int], sides: list[int]) -> Begun:
+        return Begun((answer.lease.index, answer.lease.generation), pages, answer.reusable, 0,
+                     answer.matched, tuple(by_kind(self.client, sides, answer.reusable)))
+
+    def begun(self, ticket: int) -> Optional[Begun]:
+        """After notice(): what a BEGIN has that was answered late. None: begin again."""
+        return self._begun.pop(ticket, None)
+
+    def within(self, patience_s: float, call: Callable[[], Any]) -> Any:
+        """Make a call of the client that asks the daemon through its socket. Stalled: no answer came
+        within patience_s."""
+        since = self._stall.now()
+        lib.kvt_client_set_timeout(self._handle, int(patience_s * 1e9))
+        try:
+            return call()
+        except Timeout as error:
+            self._clear(lib.KVT_OP_NOP)  # its answer tells the end of the stall
+            ticket = self._new_ticket()
+            if self._submit():
+                self._pending[ticket] = since
+            raise Stalled(str(error), errno=error.errno) from None
+        finally:
+            lib.kvt_client_set_timeout(self._handle, self._stall.lost_ns)
+
+    def is_stalled(self) -> bool:
+        """Whether the daemon has left something without an answer that was asked with patience:
+        another would wait, too. ConnectionLost."""
+        if self._pending:
+            self._reap()
+        return bool(self._pending)
 
     def extend(self, lease: Lease, n: int) -> Optional[list[int]]:
         """n more private pages for a lease. None: no space."""
@@ -350,6 +465,10 @@ class Ring:
         if self._late or not submit(*arguments):
             self._late.append((submit, arguments))
 
+    def _submit_late(self) -> None:
+        while self._late and self._late[0][0](*self._late[0][1]):
+            self._late.popleft()
+
     def _end(self, lease: Lease, fence: Optional[Fence], computed: int, keys: Any) -> bool:
         request = self._clear(lib.KVT_OP_END, lease, keys, fence)
         if computed:
@@ -360,8 +479,7 @@ class Ring:
         """Take answers. Returns what was refused: the ticket of a commit, 0 for an end or a lease
         that was to be extended, and why."""
         self._reap()
-        while self._late and self._late[0][0](*self._late[0][1]):
-            self._late.popleft()
+        self._submit_late()
         refused, self._refused = self._refused, []
         return refused
 
@@ -376,6 +494,9 @@ class Ring:
         """The notice is not wanted any more."""
         if self._notices.pop(ticket, None) is None:
             self._given_up.add(ticket)
+        begun = self._begun.pop(ticket, None)
+        if begun is not None and begun.lease is not None:
+            self.end(begun.lease, None)
 
     def retire(self, namespaces: Iterable[int]) -> None:
         """Close namespaces that get no more BEGINs. One that still has leases is tried again at the
@@ -396,10 +517,10 @@ class Ring:
             self._busy = busy
             self.client.set_pace(self._pace_s if busy else 0.0)
         if not busy:
-            if self._filling:
+            if self._filling and not self._pending:
                 self._clear(lib.KVT_OP_NOP)
-                self._call()  # answers come in order
-                self._reap()
+                self._call(_IDLE_NS)  # answers come in order
+                self._submit_late()
             self._give_back()
 
 
@@ -407,24 +528,36 @@ class Spaces:
     """Namespaces by what names them, opened when they are asked for. The last used ones are kept
     open, `most` of them: what others have cached the daemon keeps until it needs their places."""
 
-    def __init__(self, ring: Ring, opened: Callable[[Any], Namespace], most: int = 256) -> None:
-        """opened(name) opens one."""
+    def __init__(self, ring: Ring, opened: Callable[[Any], Namespace], most: int = 256,
+                 patience_s: float = 0.0) -> None:
+        """opened(name) opens one. patience_s: how long find() waits for that; 0: until the session is
+        lost."""
         self._ring = ring
+        self._patience_s = patience_s
         self._opened = opened
         self._most = most
         self._spaces: dict[Any, Namespace] = {}
 
     def find(self, name: Any) -> Namespace:
-        """The namespace; its number may be another one's after the next find(). Error."""
+        """The namespace; its number may be another one's after the next find(). Error, Stalled."""
         space = self._spaces.pop(name, None)
         if space is None:
             if len(self._spaces) >= self._most:
                 oldest = next(iter(self._spaces))
                 self._ring.retire([self._spaces.pop(oldest)._id])
-            space = self._opened(name)
+            space = self._open(name)
             self._ring.keep(space._id)
         self._spaces[name] = space
         return space
+
+    def _open(self, name: Any) -> Namespace:
+        if self._patience_s:
+            opened: Namespace = self._ring.within(self._patience_s, lambda: self._opened(name))
+            return opened
+        try:
+            return self._opened(name)
+        except Timeout as error:
+            raise ConnectionLost(str(error), errno=error.errno) from None
 
     def clear(self) -> None:
         """Close all: their names are not used again."""

@@ -9,11 +9,15 @@ import time
 from typing import Callable, Optional
 
 from ._client import Client
-from ._errors import ConnectionLost
+from ._errors import ConnectionLost, Error
 
 WARN_S = 1.0
 LOST_S = 10.0
 """A lost session costs all requests their KV, a stall only time: so it is long."""
+
+
+class Stalled(Error):
+    """The daemon did not answer in time: try again when it answers."""
 
 
 class Stall:

@@ -22,12 +22,13 @@ from vllm.logger import init_logger
 
 from .._check import Checks, check_every
 from .._client import Client, Info, Namespace, connect
-from .._errors import DaemonUnreachable, Error, NoSpace, Stale
+from .._errors import ConnectionLost, DaemonUnreachable, Error, NoSpace, Stale, Timeout
 from .._name import Name
 from .._ring import Ring, Spaces
 from .._say import Say
 from .._seq import Fence
 from .._socket import fetch_wait, socket_of
+from .._stall import LOST_S, Stall
 from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest
@@ -39,8 +40,14 @@ logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 STEP_WORD = 0
 """The fence word of all fences: the number of the last step whose output came."""
-PATIENCE_S = 120.0
-"""How long an engine waits for a daemon after it lost one, before it ends."""
+DAEMON_S = 120.0
+"""How long an engine waits for a daemon after it lost one, before it ends, unless on_loss is wait."""
+PATIENCE_S = 0.1
+"""How long a step waits for a request's admission: steps of others need none."""
+OPTIONS = ("check_every", "on_loss", "socket", "store")
+"""Names in kv_connector_extra_config."""
+_HANDSHAKE_S = 2.0
+"""How long one try to connect again may take."""
 _RETRY_S = 0.2
 _STOCK = 32
 """Pages kept for running requests, at most, while there are any."""
@@ -63,6 +70,19 @@ def socket(vllm_config: Any, which: str = "socket") -> Optional[str]:
         return socket_of(given, device, parallel.assigned_physical_gpu_ids, which)
     except ValueError as error:
         refuse(str(error))
+
+
+def _waits_for_ever(vllm_config: Any) -> bool:
+    """The option on_loss. Refused: it, or a name that is no option."""
+    given = vllm_config.kv_transfer_config.kv_connector_extra_config
+    for name in given:
+        if name not in OPTIONS:
+            refuse(f"kv_connector_extra_config has {name!r}, which is none of {', '.join(OPTIONS)}")
+    on_loss = given.get("on_loss", "end")
+    if on_loss not in ("end", "wait"):
+        refuse(f"the option on_loss is {on_loss!r}: give \"end\", or \"wait\" for an engine that waits "
+               "for its daemon as long as it takes")
+    return bool(on_loss == "wait")
 
 
 def _token(engine_id: str, session: int) -> bytes:
@@ -92,6 +112,7 @@ class Engine:
             refuse(str(error))
         self.say = Say(logger.warning)
         self.checks = Checks(self._check_every, self.say)
+        self._waits = _waits_for_ever(vllm_config)
         self._socket, self._store = socket(vllm_config), socket(vllm_config, "store")
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
@@ -99,11 +120,13 @@ class Engine:
         parallel = vllm_config.parallel_config
         self.drafts: bool = _drafts.in_pages(vllm_config)
         """Whether pages hold the KV of draft layers."""
+        self.speculates: bool = vllm_config.speculative_config is not None
         self.drafts_longest: int = _drafts.longest(vllm_config)
         self.n_workers = 0 if parallel.distributed_executor_backend == "uni" else (
             parallel.world_size)
         """Workers in processes of their own."""
-        self.ring = self._connect()
+        self._ranks: int = parallel.world_size
+        self.ring = self._connect(None)
         self.info: Info = self.ring.client.info
         self.session = 1
         """Counts sessions: leases of an earlier one are gone."""
@@ -123,7 +146,7 @@ class Engine:
         self._built = [model_digest(vllm_config), *watch.draft_config, *watch.built()]
         self.name: Optional[Name] = None
         """What KV of this engine depends on, once the workers said what computes it."""
-        self._spaces = Spaces(self.ring, self._open_space)
+        self._spaces = Spaces(self.ring, self._open_space, patience_s=PATIENCE_S)
         self.nobody = 0
         """A namespace for requests that share nothing."""
         self.events: Optional[Events] = None
@@ -135,17 +158,21 @@ class Engine:
         if self.n_workers:
             self._open_group()
 
-    def _connect(self) -> Ring:
+    def _connect(self, timeout: Optional[float]) -> Ring:
         """A session for as many requests as are alive at a time, each with some operations in
-        flight, and for the longest."""
+        flight, and for the longest. timeout: of the handshake."""
         requests, positions = self._limits
         entries = 1 << max(8, (8 * requests - 1).bit_length())
         client = connect(
             self._socket, label=self._label, any_geometry=True, sq_entries=min(entries, 1 << 12),
             cq_entries=min(2 * entries, 1 << 14),
             keys_count=max(1 << 20, 1 << (2 * positions - 1).bit_length()), connect_wait=0,
-            store=self._store, fetch_wait=self._fetch_wait)
-        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say)
+            store=self._store, fetch_wait=self._fetch_wait, timeout=timeout)
+        # Elsewhere a lost session may end the engine.
+        lost_s = LOST_S if client.info.backend == "host" and self._ranks == 1 else None
+        client.set_timeout(lost_s)
+        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say,
+                    stall=Stall(client, self._socket, logger.warning, lost_s))
 
     def publish(self, vllm_config: Any) -> None:
         """Prepare KV events, if they are wanted. Before vLLM makes their publisher."""
@@ -179,7 +206,10 @@ class Engine:
             self._spaces.find((self.name.value(self.ring.client), None, None))
 
     def _open_nobody(self) -> None:
-        self.nobody = self.ring.client.namespace(extra=b"vllm nobody", label="vllm alone")._id
+        try:
+            self.nobody = self.ring.client.namespace(extra=b"vllm nobody", label="vllm alone")._id
+        except Timeout as error:
+            raise ConnectionLost(str(error), errno=error.errno) from None
 
     def _open_space(self, name: tuple[bytes, Optional[str], Optional[str]]) -> Namespace:
         value, adapter, salt = name
@@ -231,16 +261,17 @@ class Engine:
 
     def recover(self) -> bool:
         """Try to open a session, at most every 200 ms. No step may be in flight. RuntimeError
-        after PATIENCE_S, or if the new daemon is another one: the engine ends."""
+        after DAEMON_S, unless on_loss is wait, or if the new daemon is another one: the engine
+        ends."""
         now = time.monotonic()
         if now - self._tried_at < _RETRY_S:
             return False
         self._tried_at = now
         try:
-            ring = self._connect()
-        except DaemonUnreachable as error:
-            if now - self._lost_at > PATIENCE_S:
-                raise RuntimeError(f"kvtrunk: {self._lost_text}, and for {PATIENCE_S:.0f} s no "
+            ring = self._connect(_HANDSHAKE_S)
+        except (DaemonUnreachable, Timeout) as error:
+            if now - self._lost_at > DAEMON_S and not self._waits:
+                raise RuntimeError(f"kvtrunk: {self._lost_text}, and for {DAEMON_S:.0f} s no "
                                    f"daemon came back: {error}") from None
             return False
         old, info = self.info, ring.client.info
@@ -255,7 +286,7 @@ class Engine:
         _close(self.ring.client)
         self.ring, self.info = ring, info
         self.session += 1
-        self._spaces = Spaces(ring, self._open_space)
+        self._spaces = Spaces(ring, self._open_space, patience_s=PATIENCE_S)
         self.checks = Checks(self._check_every, self.say)  # its sessions have numbers of its own
         if self.name is not None:
             self.name.forsake()

@@ -151,6 +151,8 @@ OPTIONS: tuple[Rule, ...] = (
     (lambda c: c.aux_output_config.enabled,
      "the experts that other engines routed tokens to are not known: remove "
      "--enable-return-routed-experts"),
+    (lambda c: c.observability_config.kv_cache_metrics,
+     "the pool's blocks are the daemon's, whose metrics kvtmetricsd has: remove --kv-cache-metrics"),
     (lambda c: c.model_config.enable_sleep_mode,
      "sleep mode is not supported: remove --enable-sleep-mode"),
     (lambda c: c.model_config.is_multimodal_model

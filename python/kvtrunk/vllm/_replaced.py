@@ -34,6 +34,9 @@ REPLACED = (
         "of the managers of side pages: what a lease found is not counted twice", "made with the "
         "cache manager"),
     Replaced(
+        "vllm.v1.core.sched.scheduler.Scheduler.make_stats",
+        "counters of external caches stay at 0: nothing is loaded", "made with the cache manager"),
+    Replaced(
         "torch.zeros",
         "in vLLM's context for connectors' memory, while it allocates KV: that is the pool",
         "a proof at the start: marks in the pool are seen in the KV tensors"),
@@ -61,7 +64,7 @@ REPLACED = (
 )
 ASSIGNED = {
     "Executor.__init__", "executor.collective_rpc", "EngineCore.set_weight_version",
-    "manager.__class__", "each._get_num_evictable_blocks",
+    "manager.__class__", "Scheduler.make_stats", "each._get_num_evictable_blocks",
     "module.Worker.compile_or_warm_up_model", "module.GPUModelRunner.sample_tokens",
     "vllm_config.cache_config.num_gpu_blocks_override",
     "vllm_config.kv_transfer_config.kv_load_failure_policy",

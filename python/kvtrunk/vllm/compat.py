@@ -84,6 +84,7 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "usage": (),
         },
     },
+    _SCHEDULER: {"Scheduler": {"make_stats": ()}},
     _EXECUTOR: {
         "Executor": {
             "__init__": ("vllm_config",),
@@ -143,7 +144,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
         "aux_output_config", "device_config", "ec_transfer_config", "kv_events_config",
-        "load_config", "speculative_config")},
+        "load_config", "observability_config", "speculative_config")},
+    "config/observability.py": {"ObservabilityConfig": ("kv_cache_metrics",)},
     "distributed/kv_events.py": {
         "BlockRemoved": ("block_hashes", "group_idx", "medium"),
         "BlockStored": ("block_hashes", "block_size", "extra_keys", "group_idx",
@@ -228,6 +230,7 @@ CALLS = (
     ("v1/worker/gpu/kv_connector.py", _OUTPUT),
     (_SCHEDULER, r"connector\.update_connector_output\("),
     (_SCHEDULER, r"kv_load_failure_policy == \"recompute\""),
+    (_SCHEDULER, r"connector_prefix_cache_stats=connector_prefix_cache_stats"),
     # KV events: the publisher is made behind the connector.
     (_SCHEDULER, r"KVConnectorFactory\.create_connector\([\s\S]*= EventPublisherFactory\.create\("),
     (_MANAGER, r"self\.kv_cache_event_metadata = "),

@@ -26,6 +26,7 @@ from ._groups import check_groups, digest, main_group
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_pages, refuse
 from ._start import keep_pages
+from ._stats import count_no_loads
 from .manager import Check, KvtrunkKVCacheManager
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -231,6 +232,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         """Take over the scheduler's cache manager."""
         assert self._engine is not None
         self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, self._engine)
+        count_no_loads(lambda connector: isinstance(connector, KvtrunkConnector))
 
     def set_xfer_handshake_metadata(
             self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:

@@ -25,9 +25,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
 from .._check import Finding, report
 from .._errors import ConnectionLost, Error, Stale
-from .._ring import WAIT_MS, Lease
+from .._ring import WAIT_MS, Begun, Lease
 from .._seq import Fence
-from ._engine import STEP_WORD, Engine
+from .._stall import Stalled
+from ._engine import PATIENCE_S, STEP_WORD, Engine
 from ._hybrid import Point, Sides
 from ._keys import Keys
 
@@ -69,7 +70,7 @@ class State:
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
                  "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
-                 "check", "own", "computed", "ended", "redo", "drafted", "point")
+                 "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -114,6 +115,8 @@ class State:
         """Whether vLLM must preempt it, because a check failed: its KV is computed again."""
         self.drafted: Optional[int] = None
         """Positions whose draft KV was written, if vLLM left it out in a step."""
+        self.n_prompt: int = request.num_prompt_tokens
+        """Of a stream more when its next input has come."""
         self.point: Optional[Point] = None
         """With side pages: which ones its lease has."""
 
@@ -158,21 +161,26 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def arrived(self, request: Any) -> None:
         """vLLM queues a request: let a store load its prompt meanwhile."""
         state = self._state(request)
+        if self.engine.events is not None and request.kv_cache_report_mode != "incremental":
+            self.engine.say(f"kv_cache_report_mode {request.kv_cache_report_mode!r} of a request is "
+                            "not obeyed: KV events tell what changes in the pool, once")
         # Adapters are loaded between steps, at admission.
         if self.engine.is_lost or request.lora_request is not None:
             return
         try:
             self._fetch(state)
+        except Stalled:
+            pass  # asked again when it is admitted
         except (ConnectionLost, Stale) as error:
             self._lose(error)
 
     def _fetch(self, state: State) -> None:
         """Ask a store for what the pool lacks, once. If there is one, hold the request back until the
         answer has come: only then BEGIN finds announced what it loads."""
-        if state.asked:
+        if state.asked or self.engine.ring.is_stalled():
             return
-        state.asked = True
         namespace = self._namespace(state)
+        state.asked = True
         if namespace is not None and self.prefix_cache_lookup_enabled(state.request):
             assert state.keys is not None
             state.ticket = self.engine.ring.fetch(namespace, self._prompt(state),
@@ -193,8 +201,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
             state.prompt = state.keys.of(0, n)
         return state.prompt
 
-    def _begin(self, state: State) -> None:
-        """Begin, or note why not: `ticket` or `retry`."""
+    def _begin(self, state: State, begun: Optional[Begun]) -> None:
+        """Begin, or note why not: `ticket` or `retry`. begun: what an earlier BEGIN has."""
         request, engine = state.request, self.engine
         engine.ring.announce(True)
         namespace = self._namespace(state)
@@ -204,15 +212,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
         extra = max(0, min(extra, self.max_model_len - known))
         if namespace is None:
             state.shared = False
-            begun = engine.ring.begin(engine.nobody, _NO_KEYS, known + extra, force_miss=False,
-                                      wait_ms=0)
-        else:
+            begun = begun or engine.ring.begin(engine.nobody, _NO_KEYS, known + extra,
+                                               force_miss=False, wait_ms=0, patience_s=PATIENCE_S)
+        elif begun is None:
             miss = not self.prefix_cache_lookup_enabled(request)
             behind = self._behind
             assert state.keys is not None
             begun = engine.ring.begin(
                 namespace, self._prompt(state), extra + behind, force_miss=miss,
-                wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0)
+                wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0,
+                patience_s=PATIENCE_S)
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
@@ -249,6 +258,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Try to have a lease."""
         if state.lease is not None:
             return state.alive(self.engine.session) and not state.redo
+        begun = None
         try:
             if self.engine.is_lost:
                 if self.in_flight or not self.engine.recover():
@@ -260,10 +270,15 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 wait_ms = self.engine.ring.notice(state.ticket)
                 if wait_ms is None:
                     return False
+                begun = self.engine.ring.begun(state.ticket)
                 state.ticket, state.wait_ms = 0, wait_ms
-            if time.monotonic() < state.retry:
+            if begun is None and (time.monotonic() < state.retry or self.engine.ring.is_stalled()):
                 return False
-            self._begin(state)
+            self._begin(state, begun)
+        except Stalled:
+            state.retry = time.monotonic() + RETRY_S
+            if begun is not None and begun.lease is not None:
+                self.engine.ring.end(begun.lease, None)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
         return state.lease is not None
@@ -482,7 +497,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def _commit(self, state: State, computed: int, last: bool = False) -> None:
         """Publish the whole pages of the first computed positions, of accepted tokens, when the
         last scheduled step has ended. last: no step follows."""
-        tokens = min(computed, state.request.num_tokens - self._behind)
+        request, behind = state.request, self._behind
+        if request.resumable and self.engine.speculates:
+            # The last token is discarded when the next input comes. Then the position in front of it
+            # keeps that token's draft KV, and vLLM 0.32 counts tokens behind a stop as computed.
+            behind *= 2
+            state.shared = state.shared and request.num_prompt_tokens == state.n_prompt
+        tokens = min(computed, request.num_tokens - behind)
         if state.drafted is not None:
             tokens = min(tokens, state.drafted)
         pages = max(tokens // self.page_size, state.committed)

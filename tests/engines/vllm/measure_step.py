@@ -55,9 +55,9 @@ class Scheduler:
     """vLLM's, with a model that answers 7."""
 
     def __init__(self, folder, shared, asynchronous=False, pages=PAGES, page=PAGE, sides=(),
-                 retention=0, unit=None, **options):
+                 retention=0, unit=None, transfer=None, **options):
         """sides: vLLM's specs of the groups beside the one with full attention. unit: positions that
-        vLLM hashes at once, if they are less than a page."""
+        vLLM hashes at once, if they are less than a page. transfer: options of the connector."""
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import get_hash_fn_by_name
@@ -70,7 +70,8 @@ class Scheduler:
         config = EngineArgs(**{
             "model": str(folder), "dtype": "float32", "block_size": PAGE, "max_model_len": 1024,
             "max_num_seqs": RUNNING, "skip_tokenizer_init": True,
-            "kv_transfer_config": TRANSFER if shared else None,
+            "kv_transfer_config": {**TRANSFER, "kv_connector_extra_config": transfer or {}}
+                                  if shared else None,
             "async_scheduling": asynchronous, **options}).create_engine_config()
         if sides:  # as the platform would choose for such a model
             config.cache_config.block_size, config.cache_config.mamba_cache_mode = page, "align"

@@ -105,3 +105,27 @@ def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkey
             engine.run([])
             engine.theirs.shutdown()
     assert running[True] == running[False] == 3
+
+
+def test_what_the_pool_has_counts_as_no_external_cache(engine):
+    stats, make_stats = [], engine.theirs.make_stats
+    engine.theirs.make_stats = lambda *given, **more: (
+        stats.append(make_stats(*given, **more)) or stats[-1])
+    engine.run([("first", prompt(1, 3 * PAGE))])
+    engine.run([("second", prompt(1, 3 * PAGE))])
+    assert sum(each.prefix_cache_stats.hits for each in stats) == 2 * PAGE
+    assert not any(each.connector_prefix_cache_stats for each in stats)
+
+
+def test_reports_that_are_not_made_are_told(engine, monkeypatch):
+    """KV events tell what changes, and not again what a request reuses."""
+    ours, said = engine.theirs.kv_cache_manager.engine, []
+    monkeypatch.setattr(ours, "say", said.append)
+    for events, expected in (None, 0), (object(), 1):
+        monkeypatch.setattr(ours, "events", events)
+        request = engine.request(f"{expected}", prompt(1, PAGE))
+        request.kv_cache_report_mode = "full"
+        engine.theirs.kv_cache_manager.arrived(request)
+        engine.theirs.kv_cache_manager.free(request)
+        assert len(said) == expected
+    monkeypatch.undo()

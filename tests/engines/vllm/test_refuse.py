@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import importlib.metadata
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -24,6 +25,7 @@ from kvtrunk.engine import _calls
 from kvtrunk.vllm import compat
 from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refuse as rules
+from kvtrunk.vllm._engine import Engine as SchedulersEngine
 from kvtrunk.vllm._engine import socket
 
 
@@ -79,6 +81,7 @@ REFUSED = [
     ("cache_config.cache_dtype", "int8_per_token_head", "--kv-cache-dtype"),
     ("cache_config.cache_dtype", "fp8_e5m2", "--kv-cache-dtype"),
     ("cache_config.kv_sharing_fast_prefill", True, "--kv-sharing-fast-prefill"),
+    ("observability_config.kv_cache_metrics", True, "--kv-cache-metrics"),
     ("aux_output_config.enable_return_routed_experts", True, "--enable-return-routed-experts"),
     ("model_config.runner_type", "pooling", "--runner"),
     ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
@@ -113,6 +116,15 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
     else:
         with pytest.raises(rules.Refused, match=says):
             socket(made)
+
+
+@pytest.mark.parametrize("given, says", [
+    ({"check_evry": 1}, "'check_evry', which is none of check_every, on_loss, socket, store"),
+    ({"on_loss": "stay"}, "on_loss is 'stay': give \"end\", or \"wait\"")])
+def test_options_of_the_connector_are_known(config, given, says):
+    made = changed(config, "kv_transfer_config.kv_connector_extra_config", given)
+    with pytest.raises(rules.Refused, match=re.escape(says)):
+        SchedulersEngine(made)
 
 
 @pytest.mark.parametrize("which", ["socket", "store"])

@@ -14,7 +14,7 @@ OURS = pathlib.Path(kvtrunk.vllm.__file__).parent
 DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md"
 # Of our own objects, and marks on theirs that only we read.
 OWN = {"arguments", "watch", "engine", "state", "fresh", "check", "sources", "make",
-       "set_weight_version", "adapter", "cache", "config"}
+       "set_weight_version", "adapter", "cache", "config", "stats"}
 OWN_FIELDS = {"executor.kvtrunk", "self._engine.worker", "self.watch.name"}
 # vLLM's own switches and counters of what ours stands for.
 THEIRS = {"tables.redirect_writes_to_null_block", "block.ref_cnt", "self.prefix_cache_stats.reset"}

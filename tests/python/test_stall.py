@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon that does not answer: kvtrunk._stall, and a scheduler's session beside it."""
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+
+from kvtrunk import ConnectionLost, testing
+from kvtrunk._ring import WAIT_MS, Ring, Spaces
+from kvtrunk._stall import LOST_S, WARN_S, Stall, Stalled
+from test_ring import begin, in_use, reap_until
+
+SOON_S = 0.01
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@contextlib.contextmanager
+def stopped(client):
+    os.kill(client.info.daemon_pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(client.info.daemon_pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def client():
+    with testing.daemon(page_size=16, n_pages=64) as daemon:
+        with daemon.connect(any_geometry=True) as made:
+            yield made
+
+
+def make(client, said, lost_s=LOST_S):
+    clock = Clock()
+    ring = Ring(client, stall=Stall(client, "/a/socket", lambda text, *given: said.append(
+        text % given), lost_s, clock))
+    ring.space = client.namespace(model="ring")._id
+    return ring, clock
+
+
+def test_a_begin_does_not_wait_for_a_stopped_daemon(client):
+    said = []
+    ring, _ = make(client, said)
+    with stopped(client):
+        begun = begin(ring, 40, patience_s=SOON_S)
+        assert begun.lease is None and begun.ticket and ring.is_stalled()
+        assert ring.notice(begun.ticket) is None
+    reap_until(ring, lambda: not ring.is_stalled())
+    assert ring.notice(begun.ticket) == WAIT_MS
+    late = ring.begun(begun.ticket)
+    assert len(late.pages) == 3 == in_use(ring) and ring.begun(begun.ticket) is None
+    assert ring.commit(late.lease, 32, [], None, False)
+    assert reap_until(ring, lambda: client.counters().cached_pages == 2) == []
+    ring.end(late.lease, None)
+    assert said == []
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_begin_that_is_given_up_holds_nothing(client, answered):
+    ring, _ = make(client, [])
+    with stopped(client):
+        begun = begin(ring, 40, patience_s=SOON_S)
+        if not answered:
+            ring.give_up(begun.ticket)
+    reap_until(ring, lambda: not ring.is_stalled())
+    if answered:
+        assert in_use(ring) == 3
+        ring.give_up(begun.ticket)
+    reap_until(ring, lambda: in_use(ring) == 0)
+
+
+def test_a_namespace_is_not_waited_for(client):
+    ring, _ = make(client, [])
+    spaces = Spaces(ring, lambda name: client.namespace(model=name), patience_s=SOON_S)
+    with stopped(client):
+        for _ in range(2):
+            with pytest.raises(Stalled):
+                spaces.find("new")
+            assert ring.is_stalled()
+    reap_until(ring, lambda: not ring.is_stalled())
+    client.set_timeout(None)
+    found = client.namespace(model="new")
+    assert begin(ring, 16, patience_s=0.0).lease and found._id != ring.space
+
+
+def test_a_late_refusal_is_asked_again(client):
+    ring, _ = make(client, [])
+    with stopped(client):
+        begun = begin(ring, 64 * 16, patience_s=SOON_S)
+    reap_until(ring, lambda: not ring.is_stalled())
+    assert ring.notice(begun.ticket) == WAIT_MS and ring.begun(begun.ticket) is None
+    assert begin(ring, 64 * 16).ticket == 0  # there is no room
+
+
+def test_a_stall_is_told_once_and_costs_the_session_later(client):
+    said = []
+    ring, clock = make(client, said)
+    pid = client.info.daemon_pid
+    with stopped(client):
+        begin(ring, 16, patience_s=SOON_S)
+        clock.now = WARN_S / 2
+        assert ring.is_stalled() and said == []
+        for clock.now in WARN_S, LOST_S / 2:
+            assert ring.reap() == []
+        assert len(said) == 1 and f"kvtrunkd (pid {pid}, /a/socket) has not answered for 1 s" in said[0]
+        assert f"`kill -CONT {pid}`" in said[0]
+        clock.now = LOST_S
+        with pytest.raises(ConnectionLost, match="has not answered for 10 s"):
+            ring.reap()
+    clock.now = 12.0
+
+
+def test_where_a_loss_would_end_the_engine_it_waits(client):
+    said = []
+    ring, clock = make(client, said, None)
+    with stopped(client):
+        begun = begin(ring, 16, patience_s=SOON_S)
+        clock.now = 100 * LOST_S
+        assert ring.notice(begun.ticket) is None
+    reap_until(ring, lambda: not ring.is_stalled())
+    assert len(said) == 2 and "answers again, after 1000.0 s" in said[1]
+
+
+def test_what_a_step_needs_is_waited_for_and_told(client, monkeypatch):
+    """More pages than are in stock."""
+    import kvtrunk._ring as module
+
+    monkeypatch.setattr(module, "_SLICE_NS", int(SOON_S * 1e9))
+    said = []
+    ring, clock = make(client, said, None)
+    lease = begin(ring, 16).lease
+    clock.now = 1.0
+    os.kill(client.info.daemon_pid, signal.SIGSTOP)
+    waits = threading.Thread(target=lambda: said.append(ring.extend(lease, 2)))
+    waits.start()
+    clock.now = 3.0
+    while not said:
+        assert waits.is_alive()
+    assert "has not answered for 2 s" in said[0]
+    os.kill(client.info.daemon_pid, signal.SIGCONT)
+    waits.join()
+    assert len(said) == 3 and "answers again" in said[1] and len(said[2]) == 2
