@@ -56,7 +56,7 @@ LDFLAGS_BASE := $(SANITIZE) $(LDFLAGS_EXTRA)
 .DELETE_ON_ERROR:
 
 # ---- the floors; nothing imports upward
-SHM_SRC := $(filter-out shm/commit.c,$(wildcard shm/*.c))
+SHM_SRC := $(filter-out shm/commit.c shm/stdio.c,$(wildcard shm/*.c))
 CORE_SRC := $(wildcard daemon/core/*.c)
 DAEMON_SRC := $(wildcard daemon/*.c $(addprefix daemon/,$(addsuffix /*.c,log setup keep serve)))
 CLIENT_SRC := $(wildcard libclient/*.c)
@@ -68,6 +68,8 @@ DAEMON_OBJ := $(call objs,$(DAEMON_SRC))
 CLIENT_OBJ := $(call objs,$(CLIENT_SRC))
 # The commit, for --version: in programs alone, so that another one rebuilds no library and no test.
 COMMIT_OBJ := $(call objs,shm/commit.c)
+# What programs have and libraries do not.
+PROGRAM_OBJ := $(COMMIT_OBJ) $(call objs,shm/stdio.c)
 
 # Files with a main() are programs, the rest goes into archives for programs and tests.
 LPAREN := (

@@ -5,5 +5,5 @@ PROGRAMS += $(O)/kvtrunkd
 
 DAEMON_LIBS := -luring -linih -lbsd -lrt -ldl
 
-$(O)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ) $(COMMIT_OBJ)
+$(O)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ) $(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ $(DAEMON_LIBS) -o $@

@@ -12,6 +12,7 @@
 #include "daemon/setup/command.h"
 #include "daemon/start.h"
 #include "shm/commit.h"
+#include "shm/stdio.h"
 
 /* Exit codes that a service manager may distinguish. */
 #define EXIT_USAGE 2   /* bad options: a restart does not help */
@@ -28,6 +29,7 @@ int main(int argc, char **argv)
 	char why[KVT_WHY_BYTES] = "";
 	int command, error, ready = -1, status;
 
+	kvt_stdio_begin("kvtrunkd");
 	command = kvt_config_parse(&daemon.config, argc, argv, why);
 	if (command < 0) {
 		fprintf(stderr, "kvtrunkd: %s\n", why);

@@ -10,7 +10,7 @@ $(O)/libkvtlab.a: $(call objs,$(call sources_without_main,$(wildcard lab/*.c lab
 	$(archive)
 
 $(O)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
-		$(O)/libkvtrunk-steps.a $(COMMIT_OBJ)
+		$(O)/libkvtrunk-steps.a $(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ $(LAB_LIBS) -o $@
 
 PROGRAMS += $(O)/kvtlab

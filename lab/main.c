@@ -18,6 +18,7 @@
 #include "lab/script/script.h"
 #include "lab/verify.h"
 #include "shm/commit.h"
+#include "shm/stdio.h"
 #include "tools/program.h"
 #include "tools/util.h"
 
@@ -93,6 +94,7 @@ static int usage(FILE *to)
 
 int main(int argc, char **argv)
 {
+	kvt_stdio_begin("kvtlab");
 	signal(SIGPIPE, SIG_IGN);
 	if (argc < 2)
 		return usage(stderr);
@@ -103,14 +105,8 @@ int main(int argc, char **argv)
 		return KVT_EXIT_OK;
 	}
 	for (size_t i = 0; i < N_COMMANDS; i++) {
-		int status;
-
-		if (strcmp(argv[1], commands[i].name) != 0)
-			continue;
-		status = commands[i].run(argc - 1, argv + 1);
-		if (fflush(stdout) && status == KVT_EXIT_OK)
-			status = KVT_EXIT_PROBLEM;
-		return status;
+		if (strcmp(argv[1], commands[i].name) == 0)
+			return commands[i].run(argc - 1, argv + 1);
 	}
 	fprintf(stderr, "kvtlab: no command '%s'; kvtlab --help lists them\n", argv[1]);
 	return KVT_EXIT_USAGE;

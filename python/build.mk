@@ -22,19 +22,19 @@ python-library: $(O)/libkvtrunk.a
 wheel_link = @mkdir -p $(@D) && $(if $(V),,echo "  LD  $@" && )$(CC) -s $(LDFLAGS_BASE) $^ \
 	-Wl,-Bstatic $(1) -Wl,-Bdynamic -lm -ldl -o $@
 
-$(WHEEL)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ) $(COMMIT_OBJ)
+$(WHEEL)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ) $(PROGRAM_OBJ)
 	$(call wheel_link,-luring -linih -lbsd -lmd)
 
 $(WHEEL)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a \
-		$(COMMIT_OBJ)
+		$(PROGRAM_OBJ)
 	$(call wheel_link,-ljansson)
 
 $(WHEEL)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
-		$(O)/libkvtrunk-steps.a $(COMMIT_OBJ)
+		$(O)/libkvtrunk-steps.a $(PROGRAM_OBJ)
 	$(call wheel_link,-ljansson -lz)
 
 $(WHEEL)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
-		$(COMMIT_OBJ)
+		$(PROGRAM_OBJ)
 	$(call wheel_link,-luring -lpthread)
 
 python: $(O)/libkvtrunk.a

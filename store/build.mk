@@ -10,5 +10,5 @@ $(O)/libkvtstore.a: $(STORE_PARTS)
 PROGRAMS += $(O)/kvtstored
 
 $(O)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
-		$(COMMIT_OBJ)
+		$(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -luring -ldl -lpthread

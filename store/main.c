@@ -25,6 +25,7 @@
 #include "daemon/keep/backoff.h"
 #include "shm/atomic.h"
 #include "shm/commit.h"
+#include "shm/stdio.h"
 #include "store/device.h"
 #include "store/bench.h"
 #include "store/serve.h"
@@ -650,8 +651,10 @@ int main(int argc, char **argv)
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
 		},
 	};
-	int status = parse_options(&host.options, argc, argv);
+	int status;
 
+	kvt_stdio_begin("kvtstored");
+	status = parse_options(&host.options, argc, argv);
 	if (status >= 0)
 		return status;
 	host.started_ns = (uint64_t)kvt_now_ns();

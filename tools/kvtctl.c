@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "shm/commit.h"
+#include "shm/stdio.h"
 #include "tools/admin.h"
 #include "tools/program.h"
 
@@ -316,8 +317,8 @@ int main(int argc, char **argv)
 	/* The words are compacted in place. */
 	struct invocation given = { .words = argv + 1 };
 	const struct command *command;
-	int status;
 
+	kvt_stdio_begin("kvtctl");
 	signal(SIGPIPE, SIG_IGN);
 	for (int i = 1; i < argc; i++) {
 		bool own = given.n == 0 || !keeps_its_options(given.words[0]);
@@ -334,7 +335,7 @@ int main(int argc, char **argv)
 		}
 		if (given.n == 0 && strcmp(argv[i], "--help-all") == 0) {
 			help(stdout, true);
-			return fflush(stdout) ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+			return KVT_EXIT_OK;
 		}
 		if (given.n == 0 && strcmp(argv[i], "--version") == 0)
 			argv[i] = (char *)(uintptr_t)"version";
@@ -354,8 +355,5 @@ int main(int argc, char **argv)
 	}
 	if (given.socket_path)
 		setenv("KVTRUNK_SOCKET", given.socket_path, 1); /* where kvtlab looks */
-	status = run(&given);
-	if (fflush(stdout) && status == KVT_EXIT_OK)
-		status = KVT_EXIT_PROBLEM;
-	return status;
+	return run(&given);
 }

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "shm/commit.h"
+#include "shm/stdio.h"
 #include "tools/metrics.h"
 #include "tools/page_http.h"
 #include "tools/socket.h"
@@ -319,6 +320,7 @@ int main(int argc, char **argv)
 	sigset_t signals;
 	int status;
 
+	kvt_stdio_begin("kvtmetricsd");
 	if (listen_at && *listen_at)
 		server.listen = listen_at;
 	status = parse_options(&server, argc, argv);

@@ -127,5 +127,8 @@ int main(int argc, char **argv)
 			return 1;
 		}
 	}
-	return 0;
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return 0;
+	fprintf(stderr, "prices: the output could not be written\n");
+	return 1;
 }
