@@ -25,6 +25,7 @@
 #include "daemon/keep/backoff.h"
 #include "shm/atomic.h"
 #include "shm/commit.h"
+#include "shm/size.h"
 #include "shm/stdio.h"
 #include "store/device.h"
 #include "store/bench.h"
@@ -96,15 +97,14 @@ static void usage(FILE *to)
 		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_HELPER_WAIT_MS);
 }
 
-/* Read "64G". */
+/* Read "64G" or "64GiB". */
 static bool parse_size(const char *text, uint64_t *ret_bytes)
 {
-	static const char units[] = "KMGT";
-	size_t n = strlen(text);
-	const char *unit = n ? strchr(units, text[n - 1]) : NULL;
-	unsigned int shift = unit ? 10 * (unsigned int)(unit - units + 1) : 0;
+	size_t n = strspn(text, "0123456789");
+	unsigned int shift;
 
-	if (kvt_number_parse(text, n - !!unit, UINT64_MAX >> (shift + 8), ret_bytes) != 0)
+	if (kvt_size_unit(text + n, &shift) != 0 ||
+	    kvt_number_parse(text, n, UINT64_MAX >> (shift + 8), ret_bytes) != 0)
 		return false;
 	*ret_bytes <<= shift;
 	return *ret_bytes > 0;

@@ -24,14 +24,16 @@ INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket systemd/kvtstored@.service \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
 INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
-	docs/prometheus-alerts.yml $(wildcard docs/*.md docs/*.png) $(INSTALL_PAGES)
+	docs/prometheus-alerts.yml $(wildcard docs/*.md docs/*.png)
 put = install -D -m $(1) $(2) $(DESTDIR)$(3)
 # What a command prints, at once where it belongs: others may install from this build just now.
 put_text = install -d -m 755 $(DESTDIR)$(dir $(2)) && $(1) >$(DESTDIR)$(2) && \
 	chmod 644 $(DESTDIR)$(2)
 
-# Links of documents: to installed headers; none to what only a checkout has.
-relink = sed -E -e 's|\]\(\.\./include/|](../../../../include/|g' \
+# Links of documents: to installed headers; none to what only a checkout has. Manual pages are where
+# man finds them, compressed by some distributions: their names stay.
+relink = sed -E -e 's@\[[^]]*\]\((docs/)?([a-z.-]+)\.([1-8])\)@\2(\3)@g' \
+	-e 's|\]\(\.\./include/|](../../../../include/|g' \
 	-e 's@\[([^]]*)\]\(\.\./(bench|examples|kernels|tests)/[^)]*\)@\1@g'
 # Replace the paths that units are written with by the installed ones.
 place = sed -e 's|/usr/bin/kvt|$(BINDIR)/kvt|' -e 's|/etc/kvtrunk|$(SYSCONFDIR)/kvtrunk|'

@@ -19,6 +19,7 @@
 
 #include "shm/assert.h"
 #include "shm/nearest.h"
+#include "shm/size.h"
 
 enum option_type {
 	OPTION_TEXT,
@@ -175,17 +176,11 @@ static bool parse_integer(const char *text, int base, int64_t *ret_value, const 
 /* Apply a suffix (powers of 1,024). False: unknown suffix, or overflow. */
 static bool apply_suffix(const char *suffix, int64_t *value)
 {
-	static const char letters[] = "KMGT";
-	const char *letter;
+	unsigned int shift;
 
-	if (!*suffix)
-		return true;
-	letter = strchr(letters, toupper((unsigned char)suffix[0]));
-	if (!letter || (suffix[1] && strcmp(suffix + 1, "iB") != 0 && strcmp(suffix + 1, "B") != 0))
+	if (kvt_size_unit(suffix, &shift) != 0 ||
+	    __builtin_mul_overflow(*value, (int64_t)1 << shift, value))
 		return false;
-	for (const char *step = letters; step <= letter; step++)
-		if (__builtin_mul_overflow(*value, (int64_t)1024, value))
-			return false;
 	return true;
 }
 

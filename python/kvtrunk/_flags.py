@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
+from ._size import size as size  # of the commands of engines
 from ._weights import WEIGHTS, weight_files
 from .testing import program
 
@@ -30,19 +31,9 @@ SPARE_BYTES = 1 << 30
 _SHAPE = {"n_layers": None, "n_kv_heads": None, "head_dim": None, "kv_type": None,
           "page_size": None, "sides": "none", "kv_layout": "hnd", "n_slabs": 1}
 """Options of the daemon, and what each is without being given."""
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _INDEX = "model.safetensors.index.json"
 _MAJOR = 75
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR."""
-
-
-def size(text: str) -> int:
-    """Bytes of "16G". ArgumentTypeError."""
-    unit = _UNITS.get(text[-1:].upper(), 1)
-    try:
-        return int(float(text[:-1] if unit > 1 else text) * unit)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: 16G") from None
 
 
 class Commands(NamedTuple):

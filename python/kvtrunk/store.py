@@ -23,6 +23,7 @@ import threading
 from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
 from ._say import Say
+from ._size import size
 
 _MAGIC, _VERSION = 0x4856414B, 1
 _HELLO, _READY, _EXISTS, _GET, _PUT = range(1, 6)
@@ -226,12 +227,6 @@ class Redis:
                     page.key, self._memory.read(page), ex=self._ttl))]
 
 
-def _size(text: str) -> int:
-    """"64G"."""
-    shift = 10 * ("KMGT".find(text[-1:].upper()) + 1) if text[-1:].isalpha() else 0
-    return int(text[:-1] if shift else text) << shift
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m kvtrunk.store", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -241,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     mooncake.add_argument("--master", default="127.0.0.1:50051", metavar="HOST:PORT")
     mooncake.add_argument("--host", default=socket.gethostname(),
                           help="this host, as others reach it; default: its name")
-    mooncake.add_argument("--segment-bytes", type=_size, default=0, metavar="SIZE",
+    mooncake.add_argument("--segment-bytes", type=size, default=0, metavar="SIZE",
                           help="memory that this process gives to the store, as 64G; default: 0, "
                           "for hosts with a mooncake_client of their own")
     mooncake.add_argument("--replicas", type=int, default=1, metavar="N", help="default: 1")

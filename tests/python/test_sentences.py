@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a command or an argument is said in one sentence, the last line, without a
 traceback."""
+import argparse
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 import kvtrunk
+from kvtrunk._size import size
 
 
 @pytest.fixture(name="model", scope="module")
@@ -83,3 +85,11 @@ def test_a_geometry_checks_itself():
     with kvtrunk.testing.daemon(**shape) as daemon:
         with daemon.connect(geometry=kvtrunk.Geometry(**shape)) as client:
             assert client.info.geometry == kvtrunk.Geometry(**shape)
+
+
+def test_sizes_are_written_as_in_all_programs():
+    assert [size(text) for text in ("64", "64k", "1GiB", "1GB", "2T")] == [
+        64, 64 << 10, 1 << 30, 1 << 30, 2 << 40]
+    for text in ("", "G", "1.5G", "5X", "-1", "5KiBs", "50%"):
+        with pytest.raises(argparse.ArgumentTypeError, match="write it as 16G"):
+            size(text)
