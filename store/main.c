@@ -12,6 +12,7 @@
  */
 #include <errno.h>
 #include <getopt.h>
+#include <glob.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -45,6 +46,7 @@
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
 #define UNSERVED_MOST_NS 30000000000ull /* between attempts, of an instance among others */
+#define LOOK_NS 10000000000ull          /* between looks for daemons that came */
 #define HOST_MOST_MS 100                /* until the main thread looks at signals again */
 
 /* `stopping` is of the main thread. `hurry`: a second signal ends what an orderly stop writes. */
@@ -73,7 +75,9 @@ static void usage(FILE *to)
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                     " KVT_DEFAULT_SOCKET ". The store's own socket is\n"
 		"                     beside it, with .store instead of .sock. Repeated: one\n"
-		"                     store for all these instances, %u at most\n"
+		"                     store for all these instances, %u at most. Or a\n"
+		"                     pattern, as '/run/kvtrunk/*.sock': also for those that\n"
+		"                     come later\n"
 		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G. Allocated at start\n"
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
@@ -120,6 +124,11 @@ static bool parse_count(const char *text, uint64_t most, uint32_t *ret_count)
 	return true;
 }
 
+static bool is_pattern(const char *socket)
+{
+	return strpbrk(socket, "*?[") != NULL;
+}
+
 /* Read the value of an option. Returns what is allowed, if it is something else. */
 static const char *parse_value(struct kvt_store_options *options, int option, const char *text)
 {
@@ -127,9 +136,10 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 
 	switch (option) {
 	case 's':
-		if (options->n_instances == KVT_STORE_INSTANCES)
+		if (options->n_sockets == KVT_STORE_INSTANCES)
 			return "16 of them";
-		options->daemon_paths[options->n_instances++] = text;
+		options->sockets[options->n_sockets++] = text;
+		options->several |= options->n_sockets > 1 || is_pattern(text);
 		return *text ? NULL : "a path";
 	case 'r':
 		return parse_size(text, &options->ram_bytes) ? NULL :
@@ -368,10 +378,9 @@ static void wait_for_daemon(struct kvt_server *server, uint32_t failures)
 {
 	struct kvt_store *store = server->store;
 	struct pollfd wake = { .fd = store->wake, .events = POLLIN };
-	bool alone = store->host->options.n_instances == 1;
 	uint64_t now = (uint64_t)kvt_now_ns(), until = now + RECONNECT_MS * 1000000ull;
 
-	if (!alone)
+	if (store->host->options.several)
 		until = now + kvt_backoff_ns(failures, RECONNECT_MS * 1000000ull,
 					     UNSERVED_MOST_NS);
 	for (; now < until && !kvt_load_relaxed(&store->host->stopping);
@@ -404,7 +413,7 @@ static int serve_until_stopped(struct kvt_server *server)
 				count(store->host, rc == 0 ? &store->host->n_connected :
 							     &store->host->n_tried);
 			store->tried = true;
-			if (rc == -EINVAL && store->host->options.n_instances == 1)
+			if (rc == -EINVAL && !store->host->options.several)
 				return EXIT_FAILURE;
 			failures = rc == 0 ? 0 : failures + 1;
 			wait_ms = 0;
@@ -437,9 +446,18 @@ static int serve_until_stopped(struct kvt_server *server)
 struct side {
 	struct kvt_store store;
 	struct kvt_server server;
+	char path[108]; /* of the daemon's socket */
 	pthread_t thread;
 	bool running;
 	int status;
+};
+
+/* What the main thread has. */
+struct all {
+	struct kvt_host host;
+	struct side sides[KVT_STORE_INSTANCES];
+	uint32_t n_sides; /* some may not run: their socket has another store */
+	bool full;        /* it was said that there are more */
 };
 
 static void *serve_side(void *self)
@@ -455,63 +473,118 @@ static void *serve_side(void *self)
 	return NULL;
 }
 
-static void name_side(struct side *side, struct kvt_host *host, const char *daemon_path)
+static int start_thread(struct side *side)
 {
-	const char *slash = strrchr(daemon_path, '/'), *name = slash ? slash + 1 : daemon_path;
-	int n = (int)(strstr(name, ".sock") ? strstr(name, ".sock") - name : (ssize_t)strlen(name));
+	sigset_t all, before;
+	int rc;
 
-	side->store = (struct kvt_store){ .host = host, .tier = &host->tier,
-					  .daemon_path = daemon_path, .wake = -1 };
-	side->server = (struct kvt_server){ .listener = -1, .epoll = -1 };
-	snprintf(side->store.name, sizeof(side->store.name), "%.*s", n, name);
+	sigfillset(&all); /* it takes no signals */
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = pthread_create(&side->thread, NULL, serve_side, side);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	side->running = rc == 0;
+	return -rc;
 }
 
-/* Take the names of all sockets, before much is done in vain. */
-static int take_names(struct kvt_host *host, struct side *sides, struct kvt_error *why)
+/* Serve the instance of a daemon's socket, by a thread. The name of the store's socket is taken
+ * first, before much is done in vain. */
+static int add_side(struct all *all, const char *socket, struct kvt_error *why)
 {
+	const char *slash = strrchr(socket, '/'), *name = slash ? slash + 1 : socket;
+	size_t n = strlen(name), end = n > 5 && strcmp(name + n - 5, ".sock") == 0 ? n - 5 : n;
+	struct side *side = &all->sides[all->n_sides];
 	char path[KVT_STORE_PATH_BYTES];
-	int rc = 0;
+	int rc;
 
-	host->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	for (uint32_t i = 0; i < host->options.n_instances; i++)
-		name_side(&sides[i], host, host->options.daemon_paths[i]);
-	for (uint32_t i = 0; i < host->options.n_instances && rc == 0; i++) {
-		struct side *side = &sides[i];
-
-		if (kvt_store_path(side->store.daemon_path, path) != 0)
-			return kvt_store_fail(why, -ENAMETOOLONG, "the path of the daemon's socket "
-					      "is too long");
-		side->store.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		if (host->wake < 0 || side->store.wake < 0)
-			return kvt_store_fail(why, -errno, "cannot make an eventfd: %s",
-					      strerror(errno));
-		rc = kvt_server_take(&side->server, path, why);
-		side->server.store = &side->store;
-	}
+	if (strlen(socket) >= sizeof(side->path) || kvt_store_path(socket, path) != 0)
+		return kvt_store_fail(why, -ENAMETOOLONG, "the path of the daemon's socket is too "
+				      "long");
+	snprintf(side->path, sizeof(side->path), "%s", socket);
+	side->server = (struct kvt_server){ .listener = -1, .epoll = -1 };
+	side->store = (struct kvt_store){ .host = &all->host, .tier = &all->host.tier,
+					  .daemon_path = side->path,
+					  .wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+	snprintf(side->store.name, sizeof(side->store.name), "%.*s", (int)end, name);
+	all->n_sides++;
+	rc = side->store.wake < 0 ? -errno : kvt_server_take(&side->server, path, why);
+	side->server.store = &side->store;
+	if (rc == 0)
+		rc = start_thread(side);
+	if (rc != 0 && !why->code)
+		return kvt_store_fail(why, rc, "cannot serve %s: %s", socket, strerror(-rc));
+	if (rc == 0)
+		kvt_store_release(&all->host.n_instances, all->host.n_instances + 1);
 	return rc;
 }
 
-/* Start a thread for each instance. They take no signals. */
-static int start_threads(struct kvt_host *host, struct side *sides)
+static bool is_known(const struct all *all, const char *socket)
 {
-	sigset_t all, before;
+	for (uint32_t i = 0; i < all->n_sides; i++)
+		if (strcmp(all->sides[i].path, socket) == 0)
+			return true;
+	return false;
+}
+
+/* Add the daemons of a pattern that are new. */
+static void look(struct all *all, const char *pattern)
+{
+	glob_t found;
+
+	if (glob(pattern, 0, NULL, &found) != 0)
+		return;
+	for (size_t i = 0; i < found.gl_pathc; i++) {
+		struct kvt_error why = { .code = 0 };
+
+		if (is_known(all, found.gl_pathv[i]))
+			continue;
+		if (all->n_sides == KVT_STORE_INSTANCES) {
+			if (!all->full)
+				fprintf(stderr, "kvtstored: %s and more are not served: one store "
+					"has %u instances at most\n", found.gl_pathv[i],
+					KVT_STORE_INSTANCES);
+			all->full = true;
+			break;
+		}
+		if (add_side(all, found.gl_pathv[i], &why) != 0)
+			fprintf(stderr, "kvtstored: %s\n", why.text);
+	}
+	globfree(&found);
+}
+
+static void look_for_more(struct all *all)
+{
+	const struct kvt_store_options *options = &all->host.options;
+
+	for (uint32_t i = 0; i < options->n_sockets; i++)
+		if (is_pattern(options->sockets[i]))
+			look(all, options->sockets[i]);
+}
+
+/* Add all that there are now. */
+static int add_sides(struct all *all, struct kvt_error *why)
+{
+	const struct kvt_store_options *options = &all->host.options;
 	int rc = 0;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	for (uint32_t i = 0; i < host->options.n_instances && rc == 0; i++) {
-		rc = pthread_create(&sides[i].thread, NULL, serve_side, &sides[i]);
-		sides[i].running = rc == 0;
-	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -rc;
+	all->host.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (all->host.wake < 0)
+		return kvt_store_fail(why, -errno, "cannot make an eventfd: %s", strerror(errno));
+	for (uint32_t i = 0; i < options->n_sockets && rc == 0; i++)
+		if (!is_pattern(options->sockets[i]) && !is_known(all, options->sockets[i]))
+			rc = add_side(all, options->sockets[i], why);
+	if (rc == 0)
+		look_for_more(all);
+	if (rc == 0 && all->n_sides == 0)
+		rc = kvt_store_fail(why, -ENOENT, "there is no daemon's socket at %s yet",
+				    options->sockets[0]);
+	return rc;
 }
 
 /* Wait until a daemon is there. False: none is. */
 static bool await_first(const struct kvt_host *host)
 {
 	struct pollfd wake = { .fd = host->wake, .events = POLLIN };
-	uint32_t n = host->options.n_instances;
+	uint32_t n = host->n_instances;
 
 	while (kvt_load_acquire(&host->n_connected) == 0 && kvt_load_acquire(&host->n_tried) < n &&
 	       kvt_load_acquire(&host->n_ended) < n) {
@@ -548,23 +621,28 @@ static bool drive_below(struct kvt_host *host)
 }
 
 /* Until a signal, or until no instance is served. */
-static void drive_until_stopped(struct kvt_host *host, struct side *sides)
+static void drive_until_stopped(struct all *all)
 {
+	struct kvt_host *host = &all->host;
 	struct epoll_event events[4];
+	uint64_t looked_ns = (uint64_t)kvt_now_ns();
 	int epoll = watch(host);
 	bool busy = false;
 
-	while (epoll >= 0 && !stopping &&
-	       kvt_load_acquire(&host->n_ended) < host->options.n_instances) {
+	while (epoll >= 0 && !stopping && kvt_load_acquire(&host->n_ended) < host->n_instances) {
 		int most_ms = host->remote ? POLL_MOST_MS : HOST_MOST_MS;
 		uint64_t wakes;
 
 		epoll_wait(epoll, events, 4, busy ? 0 : most_ms);
 		busy = read(host->wake, &wakes, sizeof(wakes)) > 0;
 		busy |= drive_below(host);
-		for (uint32_t i = 0; i < host->options.n_instances && busy; i++)
-			if (kvt_load_relaxed(&sides[i].store.waits))
-				kvt_store_wake(sides[i].store.wake);
+		for (uint32_t i = 0; i < all->n_sides && busy; i++)
+			if (kvt_load_relaxed(&all->sides[i].store.waits))
+				kvt_store_wake(all->sides[i].store.wake);
+		if ((uint64_t)kvt_now_ns() - looked_ns < LOOK_NS)
+			continue;
+		looked_ns = (uint64_t)kvt_now_ns();
+		look_for_more(all);
 	}
 	if (epoll < 0)
 		fprintf(stderr, "kvtstored: cannot wait for the file: %s\n", strerror(-epoll));
@@ -573,74 +651,72 @@ static void drive_until_stopped(struct kvt_host *host, struct side *sides)
 }
 
 /* End all threads. Returns EXIT_SUCCESS if all served until then. */
-static int stop_threads(struct kvt_host *host, struct side *sides)
+static int stop_threads(struct all *all)
 {
 	int status = EXIT_SUCCESS;
 
-	kvt_store_relaxed(&host->stopping, true);
-	for (uint32_t i = 0; i < host->options.n_instances; i++) {
-		if (!sides[i].running)
+	kvt_store_relaxed(&all->host.stopping, true);
+	for (uint32_t i = 0; i < all->n_sides; i++) {
+		struct side *side = &all->sides[i];
+
+		if (!side->running)
 			continue;
-		kvt_store_wake(sides[i].store.wake);
-		pthread_join(sides[i].thread, NULL);
-		status = sides[i].status ? sides[i].status : status;
+		kvt_store_wake(side->store.wake);
+		pthread_join(side->thread, NULL);
+		status = side->status ? side->status : status;
 	}
 	return status;
 }
 
 /* End sessions and tiers. A session whose pages may still be written stays open until the process
  * ends. */
-static void release(struct kvt_host *host, struct side *sides)
+static void release(struct all *all)
 {
 	bool broken = false;
 
-	for (uint32_t i = 0; i < host->options.n_instances; i++) {
-		kvt_server_close(&sides[i].server);
-		if (kvt_store_broken(&sides[i].store))
+	for (uint32_t i = 0; i < all->n_sides; i++) {
+		struct side *side = &all->sides[i];
+
+		kvt_server_close(&side->server);
+		if (kvt_store_broken(&side->store))
 			broken = true;
-		else if (sides[i].store.client)
-			kvt_store_disconnect(&sides[i].store);
+		else if (side->store.client)
+			kvt_store_disconnect(&side->store);
 	}
-	kvt_file_close(host->file, &hurry);
-	kvt_remote_close(host->remote);
+	kvt_file_close(all->host.file, &hurry);
+	kvt_remote_close(all->host.remote);
 	if (broken)
 		return;
-	for (uint32_t i = 0; i < host->options.n_instances; i++)
-		kvt_device_close(sides[i].store.device);
-	kvt_tier_destroy(&host->tier);
+	for (uint32_t i = 0; i < all->n_sides; i++)
+		kvt_device_close(all->sides[i].store.device);
+	kvt_tier_destroy(&all->host.tier);
 }
 
-static int run(struct kvt_host *host)
+static int run(struct all *all)
 {
-	static struct side sides[KVT_STORE_INSTANCES];
 	struct sigaction action = { .sa_handler = on_signal };
 	struct kvt_error why = { .code = 0 };
-	int status = KVT_EXIT_CONNECT, rc;
+	int status = KVT_EXIT_CONNECT, stopped, rc;
 
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
-	rc = take_names(host, sides, &why);
-	if (rc == 0)
-		rc = start_threads(host, sides);
+	rc = add_sides(all, &why);
 	if (rc != 0)
-		fprintf(stderr, "kvtstored: %s\n", why.code ? why.text : strerror(-rc));
-	else if (await_first(host))
+		fprintf(stderr, "kvtstored: %s\n", why.text);
+	else if (await_first(&all->host))
 		status = EXIT_SUCCESS;
-	if (status == EXIT_SUCCESS) {
-		drive_until_stopped(host, sides);
-		status = stop_threads(host, sides);
-	} else {
-		stop_threads(host, sides);
-	}
-	release(host, sides);
-	return rc == -ENAMETOOLONG ? KVT_EXIT_USAGE : status;
+	if (status == EXIT_SUCCESS)
+		drive_until_stopped(all);
+	stopped = stop_threads(all);
+	release(all);
+	return rc == -ENAMETOOLONG ? KVT_EXIT_USAGE : status ? status : stopped;
 }
 
 int main(int argc, char **argv)
 {
-	static struct kvt_host host = {
-		.making = PTHREAD_MUTEX_INITIALIZER,
-		.options = {
+	static struct all all = {
+		.host.making = PTHREAD_MUTEX_INITIALIZER,
+		.host.options = {
 			.ram_bytes = DEFAULT_RAM_BYTES,
 			.min_positions = DEFAULT_MIN_POSITIONS,
 			.queue_pages = DEFAULT_QUEUE_PAGES,
@@ -651,16 +727,17 @@ int main(int argc, char **argv)
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
 		},
 	};
+	struct kvt_store_options *options = &all.host.options;
 	int status;
 
 	kvt_stdio_begin("kvtstored");
-	status = parse_options(&host.options, argc, argv);
+	status = parse_options(options, argc, argv);
 	if (status >= 0)
 		return status;
-	host.started_ns = (uint64_t)kvt_now_ns();
-	if (host.options.n_instances == 0)
-		host.options.daemon_paths[host.options.n_instances++] = kvt_daemon_path(NULL);
+	all.host.started_ns = (uint64_t)kvt_now_ns();
+	if (options->n_sockets == 0)
+		options->sockets[options->n_sockets++] = kvt_daemon_path(NULL);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* EFBIG, which is told, instead of an end without a word */
-	return run(&host);
+	return run(&all);
 }

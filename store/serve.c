@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
+#include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/racy.h"
 #include "store/serve.h"
@@ -364,7 +365,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	return (struct kvt_store_status){
 		.connected = store->client != NULL,
 		.uptime_ns = now - host->started_ns,
-		.instances = host->options.n_instances,
+		.instances = kvt_load_relaxed(&host->n_instances),
 		.pool_pages = store->client ? store->known.info.n_pages - 1 : 0,
 		.ram_bytes = tier->ram_bytes,
 		.room_pages = tier->index.n_entries,

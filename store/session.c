@@ -155,7 +155,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
 	const struct kvt_store_options *options = &store->host->options;
 	const struct kvt_info *info;
-	bool at_start = options->n_instances == 1 && !store->instance[0];
+	bool at_start = !options->several && !store->instance[0];
 	int rc = kvt_attach(store->daemon_path, at_start ? START_CALL_NS : KVT_ATTACH_CALL_NS,
 			    &store->client, &store->device, &store->slabs, why);
 
@@ -229,7 +229,7 @@ void kvt_store_notice(struct kvt_store *store)
 
 void kvt_store_say(const struct kvt_store *store, const char *format, ...)
 {
-	bool alone = store->host->options.n_instances == 1;
+	bool alone = !store->host->options.several;
 	char text[512];
 	va_list list;
 

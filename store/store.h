@@ -32,8 +32,9 @@ struct kvt_load;
 struct kvt_store_fetch;
 
 struct kvt_store_options {
-	const char *daemon_paths[KVT_STORE_INSTANCES]; /* sockets of daemons */
-	uint32_t n_instances;
+	const char *sockets[KVT_STORE_INSTANCES]; /* of daemons, or patterns of such */
+	uint32_t n_sockets;
+	bool several; /* there may be more than one instance */
 	uint64_t ram_bytes;
 	struct kvt_file_options file;
 	struct kvt_remote_options remote;
@@ -64,6 +65,7 @@ struct kvt_host {
 	struct kvt_remote *remote; /* NULL: none */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
 	bool stopping;          /* atomic, as are these instances: */
+	uint32_t n_instances;   /* with a thread */
 	uint32_t n_connected, n_tried; /* by their first attempt; in vain */
 	uint32_t n_ended;
 };

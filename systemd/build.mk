@@ -22,6 +22,7 @@ INSTALL_HEADERS := $(wildcard include/kvtrunk*.h include/kvt_kernels*.h)
 INSTALL_PC := libclient/libkvtrunk.pc kernels/libkvtkernels.pc
 INSTALL_PAGES := $(wildcard docs/*.[1-8])
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket systemd/kvtstored@.service \
+	systemd/kvtstored.service \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
 INSTALL_DOCS := $(wildcard *.md) LICENSE systemd/example.conf docs/grafana-dashboard.json \
 	docs/prometheus-alerts.yml $(wildcard docs/*.md docs/*.png)

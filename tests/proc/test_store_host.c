@@ -300,6 +300,48 @@ TEST(a_daemon_that_comes_late_is_served)
 	stop(NULL);
 }
 
+/* Name the socket of a daemon in the folder of this test. `ret_store`: where its store's is. */
+static void name_socket(uint32_t side, struct kvt_test_store *ret_store)
+{
+	char name[96];
+
+	snprintf(name, sizeof(name), "%s/gpu%u.sock", directory, side);
+	kvt_test_equal(symlink(sides[side].daemon.socket, name), 0);
+	*ret_store = (struct kvt_test_store){ .pid = 0 };
+	snprintf(ret_store->path, sizeof(ret_store->path), "%s/gpu%u.store", directory, side);
+}
+
+TEST(daemons_of_a_pattern_are_served_as_they_come)
+{
+	struct kvt_test_daemon pattern = { .pid = 0 };
+	struct kvt_test_store store, at[2];
+	uint32_t keys[N];
+	char command[96];
+
+	start_daemons(NULL);
+	snprintf(directory, sizeof(directory), "/tmp/kvt-store-XXXXXX");
+	kvt_test_check(mkdtemp(directory));
+	snprintf(pattern.socket, sizeof(pattern.socket), "%s/*.sock", directory);
+	name_socket(0, &at[0]);
+	kvt_test_store_spawn(&store, &pattern, "1M", NULL);
+	kvt_test_check(kvt_test_store_await(&store, "gpu0: serving"));
+	name_socket(1, &at[1]);
+	kvt_test_check(kvt_test_store_await(&store, "gpu1: serving"));
+	for (uint32_t i = 0; i < SIDES; i++)
+		kvt_test_side_connect(&sides[i]);
+	for (uint32_t i = 0; i < 2; i++)
+		kvt_test_peer_open(&sides[i].peer, &at[i]);
+	kvt_test_equal(serve(0, 1), 0);
+	kvt_test_equal(kvt_test_store_settled(&sides[0].peer, PAGES).instances, 2);
+	kvt_test_keys(keys, N, 1);
+	kvt_test_equal(kvt_test_side_fetch(&sides[1], keys, N), N);
+	close_peers();
+	kvt_test_equal(kvt_test_store_stop(&store), 0);
+	snprintf(command, sizeof(command), "rm -r %s", directory);
+	kvt_test_equal(system(command), 0);
+	stop(NULL);
+}
+
 TEST_WITH(a_reset_of_one_while_no_store_runs_reaches_the_file, start_with_file, stop_with_file)
 {
 	for (uint32_t i = 0; i < SIDES; i++)
