@@ -20,7 +20,7 @@
 
 static int exit_code(int error)
 {
-	return error == -EADDRINUSE ? EXIT_IN_USE : EXIT_FAILURE;
+	return error == -EADDRINUSE ? EXIT_IN_USE : error == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)

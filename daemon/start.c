@@ -570,7 +570,7 @@ static int no_group(const char *option, const char *name, char why[KVT_WHY_BYTES
 {
 	snprintf(why, KVT_WHY_BYTES, "%s '%s' does not exist: make it (groupadd) or choose another",
 		 option, name);
-	return -ENOENT;
+	return -EINVAL;
 }
 
 static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])

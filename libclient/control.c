@@ -273,6 +273,12 @@ static bool take_fds(struct msghdr *header, int *fds, unsigned int max_fds, unsi
 	return fits;
 }
 
+static bool is_message(const struct kvt_message *message, size_t bytes)
+{
+	return bytes >= sizeof(*message) && message->magic == KVT_MESSAGE_MAGIC &&
+	       message->bytes == bytes && message->version == KVT_ABI;
+}
+
 int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsigned int max_fds,
 			unsigned int *ret_n_fds, int64_t deadline_ns)
 {
@@ -283,6 +289,7 @@ int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsign
 	struct iovec iov = { .iov_base = packet, .iov_len = bytes };
 	const struct kvt_message *message = packet;
 	unsigned int n_fds = 0;
+	int flags = 0;
 	bool fits;
 	ssize_t got;
 
@@ -298,6 +305,7 @@ int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsign
 		if (got >= 0) {
 			fits = take_fds(&header, ret_fds, max_fds, &n_fds) &&
 			       !(header.msg_flags & (MSG_CTRUNC | MSG_TRUNC));
+			flags = header.msg_flags;
 			break;
 		}
 		if (errno == ECONNRESET)
@@ -314,10 +322,13 @@ int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsign
 		close_all(ret_fds, n_fds);
 		return -ECONNRESET;
 	}
-	if (!fits || (size_t)got < sizeof(*message) || message->magic != KVT_MESSAGE_MAGIC ||
-	    message->bytes != (size_t)got || message->version != KVT_ABI) {
+	if (!is_message(message, (size_t)got) || (!fits && !(flags & MSG_CTRUNC))) {
 		close_all(ret_fds, n_fds);
 		return -EPROTO;
+	}
+	if (!fits) { /* the kernel leaves out descriptors for which this process has no number */
+		close_all(ret_fds, n_fds);
+		return -EMFILE;
 	}
 	if (ret_n_fds)
 		*ret_n_fds = n_fds;

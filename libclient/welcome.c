@@ -101,6 +101,9 @@ static const char *no_welcome(int code)
 	case -EPROTO:
 		return "wrong_version: the answer to HELLO is no message of this ABI: install the "
 		       "same release";
+	case -EMFILE:
+		return "EMFILE: no descriptors are left for those of the daemon's answer: raise "
+		       "RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)";
 	default:
 		return strerrordesc_np(-code);
 	}

@@ -150,15 +150,20 @@ static const struct command *find(const char *name)
 	return NULL;
 }
 
-/* Replace this program by kvtlab. Returns only on failure. */
-static int run_lab(int n, char **words, bool json)
+/* Replace this program by kvtlab, which uses no other daemon than one that --socket names. Returns
+ * only on failure. */
+static int run_lab(int n, char **words, const char *socket_path, bool json)
 {
-	char **argv = kvt_tool_grow(NULL, (size_t)n + 3, sizeof(*argv));
+	char **argv = kvt_tool_grow(NULL, (size_t)n + 5, sizeof(*argv));
 	int rc, used = 0;
 
 	argv[used++] = (char *)(uintptr_t)"kvtlab";
 	for (int i = 0; i < n; i++)
 		argv[used++] = words[i];
+	if (socket_path && strcmp(words[0], "verify") != 0) {
+		argv[used++] = (char *)(uintptr_t)"--socket";
+		argv[used++] = (char *)(uintptr_t)socket_path;
+	}
 	if (json)
 		argv[used++] = (char *)(uintptr_t)"--json";
 	argv[used] = NULL;
@@ -177,7 +182,7 @@ static int help_of(const struct command *command)
 	char *words[] = { (char *)(uintptr_t)command->name, (char *)(uintptr_t)"--help" };
 
 	if (!command->details)
-		return run_lab(2, words, false);
+		return run_lab(2, words, NULL, false);
 	printf("usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] %s %s\n%s\n%s%s",
 	       command->name, command->arguments, command->help, *command->details ? "\n" : "",
 	       command->details);
@@ -238,7 +243,7 @@ static int run(const struct invocation *given)
 	if (strcmp(command->name, "help") == 0)
 		return run_help(admin.argc, admin.argv);
 	if (!command->details)
-		return run_lab(given->n, given->words, given->json);
+		return run_lab(given->n, given->words, given->socket_path, given->json);
 	printf("kvtctl %s%s\n", kvt_version(), kvt_commit);
 	return KVT_EXIT_OK;
 }
@@ -353,7 +358,5 @@ int main(int argc, char **argv)
 			given.socket_path ? "' was taken for the path of --socket" : "");
 		return KVT_EXIT_USAGE;
 	}
-	if (given.socket_path)
-		setenv("KVTRUNK_SOCKET", given.socket_path, 1); /* where kvtlab looks */
 	return run(&given);
 }

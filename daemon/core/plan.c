@@ -41,13 +41,14 @@ static uint32_t opened_words(const struct kvt_core_config *config)
 }
 
 /** Tree nodes by default. Each but the roots has a page, so a small pool has one for each page. In
- * a large one nodes have several pages. */
-static uint32_t node_count(uint32_t n_pages)
+ * a large one nodes have several pages. Beside them each namespace has a root, if it has a page. */
+static uint32_t node_count(uint32_t n_pages, uint32_t n_namespaces)
 {
 	uint32_t n = n_pages < 4096 ? n_pages : 4096;
 
 	if (n < n_pages / 4)
 		n = n_pages / 4;
+	n += n_namespaces < n_pages ? n_namespaces : n_pages;
 	return n < 64 ? 64 : n;
 }
 
@@ -55,10 +56,10 @@ static void fill_defaults(struct kvt_core_config *config)
 {
 	if (!config->n_slots)
 		config->n_slots = config->n_pages + config->n_pages / 16 + 1;
-	if (!config->max_nodes)
-		config->max_nodes = node_count(config->n_pages);
 	if (!config->max_namespaces)
 		config->max_namespaces = 4096;
+	if (!config->max_nodes)
+		config->max_nodes = node_count(config->n_pages, config->max_namespaces);
 	if (!config->max_sessions)
 		config->max_sessions = 256;
 	if (!config->n_leases)

@@ -196,13 +196,13 @@ static bool receive(struct kvt_supervisor *supervisor)
 
 static void describe_end(const struct kvt_supervisor *supervisor, int status, char how[64])
 {
-	bool expected;
+	bool expected = WIFEXITED(status) && WEXITSTATUS(status) == 0; /* it was asked to end */
 
 	if (WIFSIGNALED(status))
 		snprintf(how, 64, "signal %s", sigabbrev_np(WTERMSIG(status)));
 	else
 		snprintf(how, 64, "status %d", WEXITSTATUS(status));
-	expected = supervisor->stopping || supervisor->upgrade.stage == KVT_UPGRADE_LEAVING;
+	expected |= supervisor->stopping || supervisor->upgrade.stage == KVT_UPGRADE_LEAVING;
 	kvt_log(expected ? KVT_LOG_INFO : KVT_LOG_ERROR, "child_ended",
 		"pid=%d how=\"%s\" ready=%s kept=%u", (int)supervisor->child, how,
 		supervisor->ready ? "yes" : "no", supervisor->store.n);

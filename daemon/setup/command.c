@@ -20,7 +20,9 @@ static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 				 "letters, digits, '.', '_' and '-'", config->instance);
 			return -EINVAL;
 		}
-	error = kvt_pool_plan_shape(config, &plan, why);
+	error = kvt_config_settle_size(config, why);
+	if (!error)
+		error = kvt_pool_plan_shape(config, &plan, why);
 	if (!error && (config->n_pages || !config->pool_bytes.percent))
 		error = kvt_pool_plan_pages(config, 0, 0, &plan, why);
 	if (error)

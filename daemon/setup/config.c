@@ -506,6 +506,23 @@ int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[K
 	return error ? error : used;
 }
 
+int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES])
+{
+	const char *pages = config->origins[row_find("n_pages", 7) - option_rows];
+	const char *bytes = config->origins[row_find("pool_bytes", 10) - option_rows];
+	bool pages_flag = strncmp(pages, "--", 2) == 0, bytes_flag = strncmp(bytes, "--", 2) == 0;
+
+	if (!config->n_pages || strcmp(bytes, "default") == 0)
+		return 0;
+	if (bytes_flag && !pages_flag)
+		config->n_pages = 0;
+	if (bytes_flag != pages_flag)
+		return 0;
+	snprintf(why, KVT_WHY_BYTES, "n_pages (%s) and pool_bytes (%s) both give the size of the "
+		 "pool: leave one of them out", pages, bytes);
+	return -EINVAL;
+}
+
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,
 		       char ret_changed[KVT_WHY_BYTES], char ret_fixed[KVT_WHY_BYTES])
 {

@@ -77,6 +77,9 @@ int kvt_config_load_environment(struct kvt_config *config, char why[KVT_WHY_BYTE
  * arguments. Returns the number consumed, or a negative errno. */
 int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[KVT_WHY_BYTES]);
 
+/** Settle which of n_pages and pool_bytes gives the pool's size: a flag before a file. -EINVAL with
+ * `why`: both were set in one place. */
+int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES]);
 /** Copy the options that may change while running. `ret_changed` gets their names, `ret_fixed` the
  * names of options that differ and need a restart, both separated by blanks. */
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,

@@ -18,7 +18,7 @@ _kvtlab() {
 	else
 		case ${COMP_WORDS[1]} in
 		script) words="--socket --daemon --help" ;;
-		replay) words="--format --block-size --workers --socket --start-daemon --daemon --pages --page-size
+		replay) words="--format --block-size --workers --socket --daemon --pages --page-size
 			--page-bytes --policy --disabled --store --log --requests --users --context --sessions
 			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
 			--kill --coalesce --bursts --prefill-rate --sides --points-every --points-all

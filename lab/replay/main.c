@@ -56,7 +56,7 @@ static const char usage_text[] =
 	"Replays a request trace through worker processes that share one daemon.\n\n"
 	KVT_TRACE_USAGE
 	"  --workers N         worker processes (4)\n"
-	"  --socket PATH       use this daemon (KVTRUNK_SOCKET); default: start one of our own\n"
+	"  --socket PATH       use this daemon; default: start one of our own\n"
 	"  --pages N           pages of our own daemon, the scratch page included\n"
 	"                      (as many as hold 1 Mi positions)\n"
 	"  --page-size N       positions per page of our own daemon (64)\n"
@@ -71,7 +71,6 @@ static const char usage_text[] =
 
 static const char more_usage[] =
 	KVT_TRACE_MORE_USAGE
-	"  --start-daemon      start one of our own even if --socket or KVTRUNK_SOCKET is given\n"
 	"  --page-bytes N      bytes per page of our own daemon (8 a position)\n"
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
@@ -95,7 +94,7 @@ static const char more_usage[] =
 	"  --progress          show progress at once, and every second if stderr is no terminal\n";
 
 enum option_code {
-	OPT_WORKERS = KVT_TRACE_OPTION_END, OPT_SOCKET, OPT_START, OPT_DAEMON, OPT_PAGES,
+	OPT_WORKERS = KVT_TRACE_OPTION_END, OPT_SOCKET, OPT_DAEMON, OPT_PAGES,
 	OPT_PAGE_SIZE, OPT_PAGE_BYTES, OPT_POLICY, OPT_DISABLED, OPT_LOG, OPT_NAMESPACES, OPT_CHUNK,
 	OPT_CONCURRENCY, OPT_TIME_SCALE, OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED,
 	OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY, OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
@@ -107,7 +106,6 @@ static const struct option long_options[] = {
 	KVT_TRACE_LONG_OPTIONS,
 	{ "workers", required_argument, NULL, OPT_WORKERS },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
-	{ "start-daemon", no_argument, NULL, OPT_START },
 	{ "daemon", required_argument, NULL, OPT_DAEMON },
 	{ "pages", required_argument, NULL, OPT_PAGES },
 	{ "page-size", required_argument, NULL, OPT_PAGE_SIZE },
@@ -199,7 +197,6 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 		const char **text;
 	} rows[] = {
 		{ OPT_SOCKET, &options->socket_path },
-		{ OPT_START, &options->socket_path }, /* has no text: NULL */
 		{ OPT_DAEMON, &options->daemon },
 		{ OPT_POLICY, &options->policy },
 		{ OPT_SIDES, &options->sides },
@@ -244,7 +241,7 @@ static void check(struct kvt_replay_options *options)
 	if (options->socket_path && (options->log_path || options->disabled || options->sides ||
 				     options->store_pages))
 		usage_error("--log, --disabled, --sides and --store are for a daemon of our own: "
-			    "add --start-daemon, or leave out --socket and KVTRUNK_SOCKET");
+			    "leave out --socket");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)
@@ -631,10 +628,7 @@ static int run(struct replay *replay)
 
 static void defaults(struct kvt_replay_options *options)
 {
-	const char *socket_path = getenv("KVTRUNK_SOCKET");
-
 	*options = (struct kvt_replay_options){
-		.socket_path = socket_path && *socket_path ? socket_path : NULL,
 		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
 		.n_namespaces = 1, .verify = true, .simulate = true, .fetch_ms = 60000,
 		.trace = { .format = KVT_TRACE_ANY, .users = 16 },

@@ -43,13 +43,17 @@ static void sessions_end(struct kvt_script *script)
 	}
 }
 
-static int run_file(struct kvt_script *script, FILE *file)
+static int run_file(struct kvt_script *script, FILE *file, const char *first)
 {
 	char *text = NULL;
 	size_t room = 0;
 	int error = 0;
 	ssize_t n;
 
+	if (first) {
+		script->line++;
+		kvt_script_run_line(script, first, strlen(first));
+	}
 	while (!script->broken && (n = getline(&text, &room, file)) >= 0) {
 		script->line++;
 		kvt_script_run_line(script, text, (size_t)n);
@@ -73,24 +77,21 @@ static int run_file(struct kvt_script *script, FILE *file)
 	return script->misunderstood ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
 }
 
-static int run_path(struct kvt_script *script, const char *path)
+/* Run a script on the daemon at a socket. `first`: its first line, if that was read already. */
+static int run_at(const char *socket_path, FILE *file, const char *first)
 {
-	FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+	struct kvt_script *script = kvt_tool_grow(NULL, 1, sizeof(*script));
 	struct kvt_error error;
 	int status;
 
-	if (!file) {
-		fprintf(stderr, "kvtlab script: cannot open %s: %s\n", path, strerror(errno));
-		return KVT_EXIT_USAGE;
-	}
+	*script = (struct kvt_script){ .socket_path = socket_path };
 	if (kvt_script_observe_open(script, &error)) {
 		fprintf(stderr, "kvtlab script: %s\n", error.text);
 		status = KVT_EXIT_CONNECT;
 	} else {
-		status = run_file(script, file);
+		status = run_file(script, file, first);
 	}
-	if (file != stdin)
-		fclose(file);
+	free(script);
 	return status;
 }
 
@@ -139,7 +140,7 @@ static int daemon_stop(struct kvt_own_daemon *daemon)
 }
 
 static const char usage_text[] =
-	"usage: kvtlab script [--socket PATH | --daemon 'name=value ...'] FILE|-\n";
+	"usage: kvtlab script [--daemon 'name=value ...' | --socket PATH] FILE|-\n";
 
 static int usage(const char *why)
 {
@@ -151,19 +152,72 @@ static int help(void)
 {
 	fputs(usage_text, stdout);
 	fputs("Runs operations line by line, each answered with one JSON object.\n\n"
-	      "  --socket PATH   the daemon; default: $KVTRUNK_SOCKET, then\n"
-	      "                  /run/kvtrunk/default.sock\n"
-	      "  --daemon OPTS   start a daemon with these options for this script only\n\n"
+	      "  --daemon OPTS   start a daemon with these options for this script only;\n"
+	      "                  default: those of its first line, #daemon name=value ...\n"
+	      "  --socket PATH   a daemon that runs: it does what the script says\n\n"
 	      "The language: docs/script.md.\n", stdout);
 	return KVT_EXIT_OK;
 }
 
-int kvt_script_main(int argc, char **argv)
+/* Run a script on a daemon of its own. */
+static int run_own(const char *options, FILE *file, const char *first)
 {
 	struct kvt_own_daemon daemon = { .pid = 0 };
-	struct kvt_script *script;
-	const char *options = NULL, *path = NULL, *socket_path = NULL;
 	int status;
+
+	if (daemon_start(&daemon, options))
+		return KVT_EXIT_CONNECT;
+	status = run_at(daemon.socket_path, file, first);
+	return daemon_stop(&daemon) ? KVT_EXIT_PROBLEM : status;
+}
+
+/* Run a script on a daemon with the options of its first line. Without such a line it is refused:
+ * a script evicts and removes, and no daemon that happens to run here is meant. */
+static int run_by_first_line(FILE *file)
+{
+	static const char mark[] = "#daemon";
+	const size_t n = sizeof(mark) - 1;
+	char *first = NULL;
+	size_t room = 0;
+	ssize_t read = getline(&first, &room, file);
+	int status;
+
+	if (read < 0 && ferror(file)) {
+		fprintf(stderr, "kvtlab script: cannot read the script: %s\n", strerror(errno));
+		status = KVT_EXIT_USAGE;
+	} else if (read < 0 || strncmp(first, mark, n) != 0 || !strchr(" \t\n", first[n])) {
+		status = usage("no daemon: let the first line be '#daemon name=value ...', or give "
+			       "--daemon 'name=value ...', or --socket PATH for one that runs");
+	} else {
+		status = run_own(first + n, file, first);
+	}
+	free(first);
+	return status;
+}
+
+static int run_path(const char *path, const char *options, const char *socket_path)
+{
+	FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+	int status;
+
+	if (!file) {
+		fprintf(stderr, "kvtlab script: cannot open %s: %s\n", path, strerror(errno));
+		return KVT_EXIT_USAGE;
+	}
+	if (options)
+		status = run_own(options, file, NULL);
+	else if (socket_path)
+		status = run_at(socket_path, file, NULL);
+	else
+		status = run_by_first_line(file);
+	if (file != stdin)
+		fclose(file);
+	return status;
+}
+
+int kvt_script_main(int argc, char **argv)
+{
+	const char *options = NULL, *path = NULL, *socket_path = NULL;
 
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc)
@@ -183,13 +237,5 @@ int kvt_script_main(int argc, char **argv)
 	}
 	if (!path)
 		return usage("no FILE given; - is standard input");
-	if (options && daemon_start(&daemon, options))
-		return KVT_EXIT_CONNECT;
-	script = kvt_tool_grow(NULL, 1, sizeof(*script));
-	*script = (struct kvt_script){ .socket_path = options ? daemon.socket_path : socket_path };
-	status = run_path(script, path);
-	free(script);
-	if (options && daemon_stop(&daemon))
-		status = KVT_EXIT_PROBLEM;
-	return status;
+	return run_path(path, options, socket_path);
 }

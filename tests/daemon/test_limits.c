@@ -65,6 +65,37 @@ TEST_WITH_DAEMON(hoarders_leave_pages_for_each_newcomer, DEFAULTS)
 	kvt_client_close(hog, KVT_IDLE);
 }
 
+/* Two sessions take pages in turns, as long as one gets any. */
+static void hoard_both(struct kvt_client *one, struct kvt_client *other, uint32_t n[2])
+{
+	uint32_t page;
+	bool more = true;
+
+	n[0] = n[1] = 0;
+	while (more) {
+		bool first = kvt_alloc(one, 1, &page) == 0, second = kvt_alloc(other, 1, &page) == 0;
+
+		n[0] += first;
+		n[1] += second;
+		more = first || second;
+	}
+}
+
+TEST_WITH_DAEMON(a_newcomer_finds_a_tenth_beside_two_that_took_their_share, DEFAULTS)
+{
+	struct kvt_client *one = kvt_test_connect(&daemon_), *other = kvt_test_connect(&daemon_);
+	struct kvt_client *third = kvt_test_connect(&daemon_);
+	uint32_t n[2];
+
+	hoard_both(one, other, n);
+	kvt_test_equal(n[0], 439);
+	kvt_test_equal(n[1], 438);
+	kvt_test_equal(hoard(third), 110);
+	kvt_client_close(third, KVT_IDLE);
+	kvt_client_close(other, KVT_IDLE);
+	kvt_client_close(one, KVT_IDLE);
+}
+
 /* Open sessions as long as there are places. */
 static uint32_t open_all(struct kvt_client *ret_clients[8])
 {

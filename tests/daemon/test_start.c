@@ -171,12 +171,18 @@ TEST(a_pool_larger_than_memory_is_refused)
 
 TEST(a_core_that_does_not_exist_is_refused)
 {
-	must_fail("cpu = 8191\n", NULL, 1, WORDS("cannot run on cpu 8191"));
+	must_fail("cpu = 8191\n", NULL, 2, WORDS("cannot run on cpu 8191"));
 }
 
 TEST(a_group_that_does_not_exist_is_refused)
 {
-	must_fail("socket_group = no-such-group\n", NULL, 1, WORDS("'no-such-group'", "groupadd"));
+	must_fail("socket_group = no-such-group\n", NULL, 2, WORDS("'no-such-group'", "groupadd"));
+}
+
+/* A supervisor or manager does not try again after status 2. */
+TEST(options_that_only_the_start_finds_bad_end_with_status_2)
+{
+	must_fail("sides = 2,x\n", NULL, 2, WORDS("sides"));
 }
 
 TEST(a_log_that_cannot_be_written_is_refused)

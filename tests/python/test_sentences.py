@@ -71,6 +71,32 @@ def test_an_empty_name_of_the_socket(monkeypatch):
         kvtrunk.connect()
 
 
+FEW = """
+import os, resource, sys
+import kvtrunk
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+said = []
+while True:
+    try:
+        kvtrunk.connect(sys.argv[1], any_geometry=True).close()
+        break
+    except kvtrunk.Error as error:
+        said.append(str(error))
+    os.close(held.pop())
+assert len(said) >= 3 and all("NOFILE" in one for one in said), said
+"""
+
+
+def test_few_descriptors_left_are_named(kvtrunk_daemon):
+    subprocess.run([sys.executable, "-c", FEW, kvtrunk_daemon.socket], check=True)
+
+
 def test_a_geometry_checks_itself():
     with pytest.raises(ValueError, match="Layers are from 1"):
         kvtrunk.Geometry(0, 2, 64)

@@ -84,12 +84,10 @@ for order in layer page; do
 	"$O/kvtrunkd" --detach --runtime-dir="$work/$order" --n_pages=3000 --n_layers=2 \
 		--n_kv_heads=1 --head_dim=8 --kv_order=$order >/dev/null 2>"$work/err" ||
 		die "$(cat "$work/err")"
-	export KVTRUNK_SOCKET=$work/$order/default.sock
-	replay "${generate[@]:0:8}"
+	replay "${generate[@]:0:8}" --socket "$work/$order/default.sock"
 	sound
 	above hit_positions 0
-	kill "$("$kvtctl" pid)"
-	unset KVTRUNK_SOCKET
+	kill "$("$kvtctl" --socket "$work/$order/default.sock" pid)"
 done
 
 # Each mistake of a user has a sentence and an exit status.
@@ -126,8 +124,9 @@ wrong "^mooncake: .*hash_ids" - <"$work/progress"
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65
 wrong "time-scale" --format generate --time-scale x
-KVTRUNK_SOCKET=/none/such wrong "daemon of our own" --format generate --disabled
-KVTRUNK_SOCKET=/none/such replay --format generate --requests 5 --start-daemon
+wrong "daemon of our own" --format generate --disabled --socket /none/such
+# The shell's variable may name the instance in production.
+KVTRUNK_SOCKET=/none/such replay --format generate --requests 5
 sound
 "$kvtlab" replay --format generate --requests 5 --socket "$work/none" >"$work/out" 2>&1
 [ $? = 3 ] || die "no daemon: wrong exit status"

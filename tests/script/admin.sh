@@ -46,6 +46,11 @@ expect 3 "kvtlab script: " "$kvtctl" --socket /nowhere/at.all script - </dev/nul
 expect 2 "cannot open /nowhere" "$kvtlab" script /nowhere
 expect 2 "cannot read the script: Is a directory" "$kvtlab" script --daemon page_bytes=64 /
 expect 2 "no FILE" "$kvtlab" script
+# Without a daemon of its own it is refused, whatever the shell's variable names.
+expect 2 "no daemon: let the first line be '#daemon " \
+	env KVTRUNK_SOCKET=/nowhere/at.all "$kvtlab" script - <<<"a open"
+expect 0 '"op":"open".*"ok":true.*"page_size":3' env KVTRUNK_SOCKET=/nowhere/at.all \
+	"$kvtlab" script - <<<$'#daemon page_size=3 n_pages=9\na open'
 expect 3 "no_such_option" "$kvtlab" script --daemon no_such_option=1 - </dev/null
 
 # ---- line by line

@@ -45,7 +45,7 @@ TEST(defaults_are_filled_in)
 
 	assert_int_equal(kvt_core_plan(&config, &sizes, NULL), 0);
 	assert_int_equal(config.n_slots, 16384 + 1024 + 1);
-	assert_int_equal(config.max_nodes, 4096);
+	assert_int_equal(config.max_nodes, 2 * 4096);
 	assert_int_equal(config.max_namespaces, 4096);
 	assert_int_equal(config.slru_threshold, 2);
 	assert_true(config.max_sessions && config.n_leases && config.n_pending);
