@@ -455,13 +455,39 @@ static int adopt_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
+static enum kvt_cold_cause cold_cause(const struct kvt_daemon *daemon, bool left, int error)
+{
+	if (!left)
+		return daemon->kept.has_lock || daemon->kept.has_socket ? KVT_COLD_DROPPED :
+									  KVT_COLD_FIRST;
+	return error == -EUCLEAN ? KVT_COLD_DAMAGED :
+	       error == -ESTALE	 ? KVT_COLD_CHANGED :
+				   KVT_COLD_FAILED;
+}
+
+/* Drop a stored cache that cannot be recovered. */
+static void drop_cache(struct kvt_daemon *daemon, struct kvt_starts *ret_starts,
+		       char why[KVT_WHY_BYTES])
+{
+	kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
+		"objects; clients of the old one have to connect again\"", why);
+	why[0] = '\0';
+	*ret_starts = kvt_core_starts_of(daemon->arena.base, daemon->arena.bytes,
+					 daemon->ledger.base, daemon->ledger.bytes);
+	if (daemon->arena.base)
+		kvt_adopt_say_gone(daemon);
+	unbuild_core(daemon);
+	kvt_adopt_rest(daemon);
+}
+
 /* Recover the stored cache if it is complete and matches; else drop it and make a new one. */
 static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	bool left = kvt_fdstore_has_cache(&daemon->kept.passed);
-	int error;
+	struct kvt_starts starts = { 0 };
+	int error = left ? adopt_core(daemon, why) : -ENOENT, failed = error;
 
-	if (left && adopt_core(daemon, why) == 0) {
+	if (!error) {
 		kvt_adopt_rest(daemon);
 		return 0;
 	}
@@ -470,17 +496,14 @@ static int make_cache(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 			snprintf(why, KVT_WHY_BYTES, "no cache was passed to recover");
 		return -ESTALE;
 	}
-	if (left) {
-		kvt_log(KVT_LOG_WARNING, "cold_start", "why=\"%s\" effect=\"an empty cache on new "
-			"objects; clients of the old one have to connect again\"", why);
-		why[0] = '\0';
-		if (daemon->arena.base)
-			kvt_adopt_say_gone(daemon);
-		unbuild_core(daemon);
-		kvt_adopt_rest(daemon);
-	}
+	if (left)
+		drop_cache(daemon, &starts, why);
 	error = make_pool(daemon, why);
-	return error ? error : make_core(daemon, why);
+	if (!error)
+		error = make_core(daemon, why);
+	if (!error)
+		kvt_core_count_start(daemon->core, &starts, cold_cause(daemon, left, failed));
+	return error;
 }
 
 static int make_tables(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])

@@ -93,6 +93,27 @@ struct kvt_tally {
 	uint64_t refused[KVT_REFUSAL_COUNT];
 };
 
+/** Why a daemon started with an empty cache: X(NAME, name, meaning). */
+#define KVT_COLD_CAUSES(X)                                                                        \
+	X(FIRST, first, "no cache was left: the first start, or no keeper")                       \
+	X(DROPPED, dropped, "the keeper has dropped the cache")                                   \
+	X(CHANGED, changed, "the program, its options or the boot are others")                    \
+	X(DAMAGED, damaged, "its facts contradicted each other")                                  \
+	X(FAILED, failed, "it could not be taken over")
+
+enum kvt_cold_cause {
+#define KVT_COLD_ROW(NAME, name, text) KVT_COLD_##NAME,
+	KVT_COLD_CAUSES(KVT_COLD_ROW)
+#undef KVT_COLD_ROW
+	KVT_COLD_COUNT,
+};
+
+/** Starts of the daemon, counted as long as a cache is left that tells of earlier ones. */
+struct kvt_starts {
+	uint64_t adopted; /* the cache was kept */
+	uint64_t cold[KVT_COLD_COUNT];
+};
+
 #define KVT_HISTOGRAM_BUCKETS 24 /* powers of two of 64 ns: 64 ns .. 0.5 s */
 
 struct kvt_admin_status {
@@ -100,7 +121,9 @@ struct kvt_admin_status {
 	uint64_t epoch;
 	uint64_t instance[2];
 	uint64_t now_ns;
-	uint64_t started_ns;
+	uint64_t started_ns;       /* the process */
+	uint64_t cache_started_ns; /* the cache, which a restart may keep */
+	struct kvt_starts starts;
 	uint64_t page_bytes;
 	uint64_t pool_bytes;
 	uint64_t arena_bytes;
@@ -170,7 +193,7 @@ struct kvt_admin_namespace {
 
 struct kvt_admin_node {
 	uint32_t node, generation, parent, first_slot, n_slots, sealed, start, flags;
-	uint32_t namespace_id, n_children, lock_ref, hits;
+	uint32_t namespace_id, n_children, lock_ref, uses;
 	int32_t priority;
 	uint32_t first_page; /* page in the first slot, KVT_NONE if announced */
 	uint64_t age_ns;     /* since the last touch */

@@ -179,7 +179,7 @@ struct kvt_node {
 	uint64_t created;    /* logical time of creation; a split copies it. Free: its ticket */
 
 	uint32_t lock_ref;   /* derived: live leases whose path crosses this node */
-	uint32_t hits;
+	uint32_t uses;        /* by prompts; one prompt counts once */
 	uint64_t touched;    /* logical time of the last touch; larger is younger */
 	uint64_t touched_ns; /* clock at the last touch, for display */
 	uint32_t older;      /* recency list (derived) */

@@ -64,6 +64,14 @@ static void status_identity(struct kvt_json *json, const struct kvt_admin_status
 	kvt_json_u64(json, "arena_bytes", status->arena_bytes);
 	kvt_json_u64(json, "ledger_bytes", status->ledger_bytes);
 	kvt_json_seconds(json, "uptime_s", status->now_ns - status->started_ns);
+	kvt_json_seconds(json, "cache_age_s", status->now_ns - status->cache_started_ns);
+	kvt_json_open(json, "starts", '{');
+	kvt_json_u64(json, "adopted", status->starts.adopted);
+#define PUT_COLD(NAME, name, meaning)                                                             \
+	kvt_json_u64(json, #name, status->starts.cold[KVT_COLD_##NAME]);
+	KVT_COLD_CAUSES(PUT_COLD)
+#undef PUT_COLD
+	kvt_json_close(json, '}');
 }
 
 static void status_operations(struct kvt_json *json, const struct kvt_admin_status *status)
@@ -169,6 +177,26 @@ static void status_hits_text(const struct kvt_admin_status *status)
 	       counters->refusals ? "; positions of what was refused are in no rate" : "");
 }
 
+/* A daemon that ends each minute and keeps its cache looks well otherwise. */
+static void status_starts_text(const struct kvt_admin_status *status)
+{
+	static const char *const meanings[] = {
+#define MEANING(NAME, name, meaning) [KVT_COLD_##NAME] = meaning,
+		KVT_COLD_CAUSES(MEANING)
+#undef MEANING
+	};
+	char age[32];
+
+	printf("cache %s old; starts: %llu that kept it",
+	       kvt_age_text(status->now_ns - status->cache_started_ns, age, sizeof(age)),
+	       (unsigned long long)status->starts.adopted);
+	for (uint32_t i = 0; i < KVT_COLD_COUNT; i++)
+		if (status->starts.cold[i])
+			printf(", %llu cold (%s)", (unsigned long long)status->starts.cold[i],
+			       meanings[i]);
+	printf("\n");
+}
+
 static void status_text(const struct kvt_admin_status *status)
 {
 	const struct kvt_counters *counters = &status->counters;
@@ -180,6 +208,7 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)status->epoch,
 	       kvt_age_text(status->now_ns - status->started_ns, first, sizeof(first)),
 	       status->disabled ? ", caching disabled" : "", status->draining ? ", draining" : "");
+	status_starts_text(status);
 	if (status->log_error)
 		printf("the operation log ended early: %s\n", strerror(-status->log_error));
 	printf("%u pages of %u positions and %s in a %s pool of %u x %s; arena %s, ledger %s; "
@@ -199,6 +228,9 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)counters->locked_nodes,
 	       (unsigned long long)counters->live_namespaces, status->path_nodes_p50,
 	       status->path_nodes_p99);
+	if (counters->live_nodes * 100 >= status->max_nodes * 95ull)
+		printf("  OUT OF NODES: leaves are evicted for nodes, and pages stay unused: raise "
+		       "max_nodes\n");
 	printf("sessions\n  %llu sessions, %llu leases, %llu of them stale (can never commit)",
 	       (unsigned long long)counters->live_sessions,
 	       (unsigned long long)counters->live_leases,

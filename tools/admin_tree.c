@@ -166,7 +166,7 @@ static void node_json(struct kvt_json *json, const struct tree *tree,
 		kvt_json_null(json, "sealer");
 	else
 		kvt_json_u64(json, "sealer", node->sealer);
-	kvt_json_u64(json, "hits", node->hits);
+	kvt_json_u64(json, "uses", node->uses);
 	kvt_json_i64(json, "priority", node->priority);
 	kvt_json_seconds(json, "age_s", node->age_ns);
 	if (node->expires_in_ns == UINT64_MAX)
@@ -219,7 +219,7 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 	const struct tree *tree = drawing->tree;
 	const struct kvt_admin_node *top = &tree->nodes[node], *at = top;
 	uint64_t pages = 0, sealed = 0, point = 0, begin = (uint64_t)top->start * tree->page_size;
-	uint32_t n_nodes = 0, hits = top->hits, shown;
+	uint32_t n_nodes = 0, uses = top->uses, shown;
 	char age[32];
 
 	for (;;) {
@@ -227,7 +227,7 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 		pages += at->n_slots;
 		sealed += at->sealed;
 		point = at->point ? (uint64_t)at->point * tree->page_size : point;
-		hits = at->hits > hits ? at->hits : hits;
+		uses = at->uses > uses ? at->uses : uses;
 		n_nodes++;
 		if (!continues(tree, node))
 			break;
@@ -246,8 +246,8 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 	printf("  keys");
 	for (uint32_t i = 0; i < 4 && i < shown; i++)
 		printf(" %u", top->keys[i]);
-	printf("%s  locks %u  hits %u  age %s", pages * tree->page_size > 4 ? " …" : "",
-	       top->lock_ref, hits, kvt_age_text(top->age_ns, age, sizeof(age)));
+	printf("%s  locks %u  uses %u  age %s", pages * tree->page_size > 4 ? " …" : "",
+	       top->lock_ref, uses, kvt_age_text(top->age_ns, age, sizeof(age)));
 	if (top->priority)
 		printf("  priority %d", top->priority);
 	if (top->expires_in_ns != UINT64_MAX)

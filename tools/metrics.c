@@ -18,7 +18,9 @@ enum metric_kind { GAUGE, COUNTER };
 /* Values of a status beside struct kvt_counters: X(kind, name, value, meaning). Names follow the
  * rules of KVT_COUNTERS. */
 #define STATUS_METRICS(X)                                                                         \
-	X(GAUGE, uptime_ns, status->now_ns - status->started_ns, "Age of the cache.")             \
+	X(GAUGE, uptime_ns, status->now_ns - status->started_ns, "Age of the daemon's process.")  \
+	X(GAUGE, cache_age_ns, status->now_ns - status->cache_started_ns,                         \
+	  "Age of the cache, which a restart may keep.")                                          \
 	X(GAUGE, epoch, status->epoch, "Rises whenever everything cached became invalid.")        \
 	X(GAUGE, draining, status->draining, "1 while the daemon stops.")                         \
 	X(GAUGE, caching_disabled, status->disabled, "1 with caching = no.")                      \
@@ -124,6 +126,19 @@ static void print_refused(struct kvt_text *text, const struct kvt_admin_status *
 			       kvt_refusal_text(row), status->refused[row]);
 }
 
+static void print_starts(struct kvt_text *text, const struct kvt_starts *starts)
+{
+	print_head(text, "kvtrunk_starts_total", "counter",
+		   "Starts of the daemon: adopted, the cache was kept; cold, with the cause.");
+	kvt_text_print(text, "kvtrunk_starts_total{kind=\"adopted\",cause=\"\"} %" PRIu64 "\n",
+		       starts->adopted);
+#define PRINT_COLD(NAME, name, meaning)                                                           \
+	kvt_text_print(text, "kvtrunk_starts_total{kind=\"cold\",cause=\"" #name "\"} %" PRIu64   \
+		       "\n", starts->cold[KVT_COLD_##NAME]);
+	KVT_COLD_CAUSES(PRINT_COLD)
+#undef PRINT_COLD
+}
+
 static void print_up(struct kvt_text *text, int up)
 {
 	print_head(text, "kvtrunk_up", "gauge", "1 if the daemon answered.");
@@ -143,6 +158,7 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 	STATUS_METRICS(PRINT_STATUS)
 #undef PRINT_STATUS
 	print_refused(text, status);
+	print_starts(text, &status->starts);
 	print_head(text, "kvtrunk_operation_duration_seconds", "histogram",
 		   "Time of an operation inside the daemon.");
 	for (int op = 0; op < KVT_OP_COUNT; op++)

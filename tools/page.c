@@ -286,6 +286,7 @@ static void print_status(const struct kvt_page *page, const struct kvt_admin_sta
 	kvt_json_string(json, "instance_name", status->instance_name);
 	kvt_json_seconds(json, "now_s", status->now_ns);
 	kvt_json_seconds(json, "uptime_s", status->now_ns - status->started_ns);
+	kvt_json_seconds(json, "cache_age_s", status->now_ns - status->cache_started_ns);
 	kvt_json_u64(json, "epoch", status->epoch);
 	kvt_json_string(json, "policy", kvt_policy_text(status->policy));
 	kvt_json_string(json, "backend", kvt_backend_text(status->backend));

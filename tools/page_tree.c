@@ -82,7 +82,7 @@ static bool read_node(const struct kvt_arena_view *view, uint32_t id, uint64_t n
 	touched_ns = kvt_load_relaxed(&node->touched_ns);
 	age_s = now_ns > touched_ns ? (now_ns - touched_ns) / 1000000000 : 0;
 	row[KVT_PAGE_FIELD_locks] = kvt_load_relaxed(&node->lock_ref);
-	row[KVT_PAGE_FIELD_hits] = kvt_load_relaxed(&node->hits);
+	row[KVT_PAGE_FIELD_uses] = kvt_load_relaxed(&node->uses);
 	row[KVT_PAGE_FIELD_age_s] = age_s < UINT32_MAX ? (uint32_t)age_s : UINT32_MAX;
 	row[KVT_PAGE_FIELD_sealer] = sealer_of(view, pages, sealed);
 	row[KVT_PAGE_FIELD_sides] = sides_of(view, pages, sealed);

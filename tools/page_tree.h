@@ -17,7 +17,7 @@
 
 /** What the page knows of a node, by these names. */
 #define KVT_PAGE_FIELDS(X)                                                                        \
-	X(node) X(parent) X(namespace) X(start) X(pages) X(sealed) X(locks) X(hits) X(age_s)      \
+	X(node) X(parent) X(namespace) X(start) X(pages) X(sealed) X(locks) X(uses) X(age_s)      \
 	X(sealer) X(flags) X(sides)
 
 enum kvt_page_field {

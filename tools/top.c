@@ -100,7 +100,7 @@ static void shift(struct top *top, const struct sample *fresh)
 	if (!comparable(&top->now, &top->before)) {
 		free(top->before.clients);
 		memset(&top->before, 0, sizeof(top->before));
-		top->before.status.now_ns = top->now.status.started_ns;
+		top->before.status.now_ns = top->now.status.cache_started_ns;
 	}
 	ns = top->now.status.now_ns - top->before.status.now_ns;
 	top->seconds = ns ? (double)ns / 1e9 : 1e-9;
@@ -217,11 +217,13 @@ static void draw_history(struct top *top)
 static void draw_head(struct top *top)
 {
 	const struct kvt_admin_status *status = &top->now.status;
-	char up[32], page[32], pool[32];
+	char up[32], old[32], page[32], pool[32];
 
-	line(top, "kvtrunkd pid %d  instance %s  up %s  epoch %llu  %s pool %s  policy %s%s%s",
+	line(top, "kvtrunkd pid %d  instance %s  up %s, cache %s  epoch %llu  %s pool %s  "
+	     "policy %s%s%s",
 	     status->daemon_pid, status->instance_name,
 	     kvt_age_text(status->now_ns - status->started_ns, up, sizeof(up)),
+	     kvt_age_text(status->now_ns - status->cache_started_ns, old, sizeof(old)),
 	     (unsigned long long)status->epoch, kvt_backend_text(status->backend),
 	     kvt_size_text(status->pool_bytes, pool, sizeof(pool)),
 	     kvt_policy_text(status->policy), status->disabled ? "  CACHING DISABLED" : "",

@@ -59,6 +59,22 @@ static int check_build(const char *name, const void *object, uint64_t magic, con
 	return 0;
 }
 
+struct kvt_starts kvt_core_starts_of(const void *arena_memory, uint64_t arena_bytes,
+				     const void *ledger_memory, uint64_t ledger_bytes)
+{
+	const struct kvt_arena_header *arena = arena_memory;
+	const struct kvt_ledger_header *ledger = ledger_memory;
+	struct kvt_starts starts = { 0 };
+
+	if (arena_bytes < sizeof(*arena) || ledger_bytes < sizeof(*ledger) ||
+	    arena->magic != KVT_ARENA_MAGIC || ledger->magic != KVT_LEDGER_MAGIC ||
+	    arena->layout != kvt_abi_layout() || ledger->layout != kvt_ledger_layout())
+		return starts;
+	starts = ledger->starts;
+	starts.adopted += arena->generation - 1;
+	return starts;
+}
+
 static int check_number(const char *name, uint64_t found, uint64_t wanted, char *why,
 			size_t why_size)
 {

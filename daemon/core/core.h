@@ -255,6 +255,14 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 bool kvt_core_counters_ok(const struct kvt_core *core);
 
 const struct kvt_counters *kvt_core_counters(const struct kvt_core *core);
+/** Starts of the daemon so far, this one included. */
+struct kvt_starts kvt_core_starts(const struct kvt_core *core);
+/** Count the start of a new core. `before`: what was counted until then. */
+void kvt_core_count_start(struct kvt_core *core, const struct kvt_starts *before,
+			  enum kvt_cold_cause cause);
+/** Read the starts of a cache that is not continued. Zero unless both objects are of this build. */
+struct kvt_starts kvt_core_starts_of(const void *arena, uint64_t arena_bytes, const void *ledger,
+				     uint64_t ledger_bytes);
 /** What a session asked for and got; session 0: the instance's refusals, and 0 else. */
 const struct kvt_tally *kvt_core_tally(const struct kvt_core *core, uint32_t session);
 const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);

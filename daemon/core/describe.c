@@ -32,6 +32,22 @@ const struct kvt_tally *kvt_core_tally(const struct kvt_core *core, uint32_t ses
 	return kvt_tally_session(core, session);
 }
 
+struct kvt_starts kvt_core_starts(const struct kvt_core *core)
+{
+	struct kvt_starts starts = core->ledger->starts;
+
+	starts.adopted += core->arena->generation - 1;
+	return starts;
+}
+
+void kvt_core_count_start(struct kvt_core *core, const struct kvt_starts *before,
+			  enum kvt_cold_cause cause)
+{
+	KVT_ASSERT(core->arena->generation == 1 && cause < KVT_COLD_COUNT);
+	core->ledger->starts = *before;
+	core->ledger->starts.cold[cause]++;
+}
+
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
 {
 	return &core->effort;
@@ -71,7 +87,7 @@ bool kvt_core_describe_node(struct kvt_core *core, uint32_t id, uint64_t now_ns,
 		.namespace_id = node->namespace_id,
 		.n_children = node->n_children,
 		.lock_ref = node->lock_ref,
-		.hits = node->hits,
+		.uses = node->uses,
 		.priority = node->priority,
 		.root_key = kvt_root_key_of(core, id),
 		.side_pages = kvt_sides_in(core, id),

@@ -994,7 +994,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 		kvt_path_raise(core, plan.lease->node, INT32_MIN, KVT_NEVER);
 	if (!(sqe->flags & KVT_F_CHUNKED) && !(plan.lease->flags & KVT_LEASE_COUNTED)) {
 		plan.lease->flags |= KVT_LEASE_COUNTED;
-		kvt_path_count_hit(core, plan.lease->node);
+		kvt_path_count_use(core, plan.lease->node);
 	}
 	kvt_path_touch(core, plan.lease->node);
 	next = plan.lease->done * core->ps;
@@ -1063,7 +1063,7 @@ uint32_t kvt_lease_end(struct kvt_core *core, uint32_t id)
 	uint32_t freed = 0;
 
 	if (lease->kind == KVT_LEASE_BEGIN && !(lease->flags & KVT_LEASE_COUNTED))
-		kvt_path_count_hit(core, lease->node);
+		kvt_path_count_use(core, lease->node);
 	if (core->n_let > 0)
 		kvt_sides_hold_all(core, id);
 	kvt_path_unlock(core, lease->node);

@@ -62,8 +62,9 @@ struct kvt_ledger_header {
 	struct kvt_section sections[12];
 	uint64_t running; /* what the daemon does now: enum kvt_running, or 0 */
 	uint64_t fatal[2]; /* control requests in which daemons died, as in `running` */
+	struct kvt_starts starts; /* when the cache began; the arena's generation counts on */
 } KVT_ALIGNED(KVT_LINE);
-_Static_assert(sizeof(struct kvt_ledger_header) == 512, "kvt_ledger_header");
+_Static_assert(sizeof(struct kvt_ledger_header) % KVT_LINE == 0, "kvt_ledger_header");
 
 /** What the daemon does is one word, so that each store of it is whole:
  *
@@ -168,7 +169,7 @@ enum kvt_lease_kind {
 };
 
 enum kvt_lease_flag {
-	KVT_LEASE_COUNTED = 1u << 0,    /* its hit has been counted */
+	KVT_LEASE_COUNTED = 1u << 0,    /* its use has been counted */
 	KVT_LEASE_FORCE_MISS = 1u << 1,
 	KVT_LEASE_ENDING = 1u << 2,     /* END or UNLOCK waits behind a fence */
 	KVT_LEASE_FULL = 1u << 3,

@@ -295,7 +295,7 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		insert_seal(core, op, &plan, deepest);
 		kvt_path_raise(core, deepest, sqe->priority, expiry);
 		if (!(sqe->flags & KVT_F_CHUNKED))
-			kvt_path_count_hit(core, deepest);
+			kvt_path_count_use(core, deepest);
 		kvt_path_touch(core, deepest);
 		op->cqe->node = deepest;
 		op->cqe->generation = core->nodes[deepest].generation;

@@ -2,7 +2,7 @@
 
 /* Eviction order: the table of policies, and indexed heaps.
  *
- * All of it is derived from node fields (touched, hits, created, priority, start, expiry).
+ * All of it is derived from node fields (touched, uses, created, priority, start, expiry).
  * Invariants: with a list policy the recency list alone decides; with any other the policy
  * heap holds exactly the evictable leaves. Callers: the tree when a node or its locks change,
  * eviction to choose, recovery to rebuild. */
@@ -21,16 +21,16 @@ static bool older(const struct kvt_core *core, const struct kvt_node *a, const s
 static bool segmented(const struct kvt_core *core, const struct kvt_node *a,
 		      const struct kvt_node *b)
 {
-	bool a_kept = a->hits >= core->config.slru_threshold;
-	bool b_kept = b->hits >= core->config.slru_threshold;
+	bool a_kept = a->uses >= core->config.slru_threshold;
+	bool b_kept = b->uses >= core->config.slru_threshold;
 
 	return a_kept != b_kept ? b_kept : older(core, a, b);
 }
 
-static bool fewer_hits(const struct kvt_core *core, const struct kvt_node *a,
+static bool fewer_uses(const struct kvt_core *core, const struct kvt_node *a,
 		       const struct kvt_node *b)
 {
-	return a->hits != b->hits ? a->hits < b->hits : older(core, a, b);
+	return a->uses != b->uses ? a->uses < b->uses : older(core, a, b);
 }
 
 static bool made_earlier(const struct kvt_core *core, const struct kvt_node *a,
@@ -71,14 +71,14 @@ static bool same_segment(const struct kvt_core *core, const struct kvt_node *upp
 	uint32_t threshold = core->config.slru_threshold;
 
 	return same_touch(core, upper, lower) &&
-	       (upper->hits == lower->hits ||
-		(upper->hits >= threshold && lower->hits >= threshold));
+	       (upper->uses == lower->uses ||
+		(upper->uses >= threshold && lower->uses >= threshold));
 }
 
-static bool same_hits(const struct kvt_core *core, const struct kvt_node *upper,
+static bool same_uses(const struct kvt_core *core, const struct kvt_node *upper,
 		      const struct kvt_node *lower)
 {
-	return same_touch(core, upper, lower) && upper->hits == lower->hits;
+	return same_touch(core, upper, lower) && upper->uses == lower->uses;
 }
 
 static bool same_birth(const struct kvt_core *core, const struct kvt_node *upper,
@@ -91,7 +91,7 @@ static bool same_birth(const struct kvt_core *core, const struct kvt_node *upper
 const struct kvt_policy_row kvt_policies[KVT_POLICY_COUNT] = {
 	[KVT_POLICY_LRU] = { "lru", true, older, same_touch },
 	[KVT_POLICY_SLRU] = { "slru", false, segmented, same_segment },
-	[KVT_POLICY_LFU] = { "lfu", false, fewer_hits, same_hits },
+	[KVT_POLICY_LFU] = { "lfu", false, fewer_uses, same_uses },
 	[KVT_POLICY_FIFO] = { "fifo", false, made_earlier, same_birth },
 	[KVT_POLICY_FILO] = { "filo", false, made_later, same_birth },
 	[KVT_POLICY_MRU] = { "mru", false, younger, same_touch },

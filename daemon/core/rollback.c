@@ -183,7 +183,7 @@ static void undo_node(struct kvt_core *core, uint32_t id, const struct kvt_node 
 	KVT_SET(node->flags, old->flags);
 	KVT_SET(node->namespace_id, old->namespace_id);
 	KVT_SET(node->expiry_ns, old->expiry_ns);
-	node->hits = old->hits;
+	node->uses = old->uses;
 	node->priority = old->priority;
 	node->touched = old->touched;
 	node->created = old->created;

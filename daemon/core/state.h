@@ -96,7 +96,7 @@ struct kvt_undo {
 	uint64_t arena_bytes;
 	uint32_t stamp;    /* number of the running mutation */
 	uint32_t *nodes;   /* [node]: stamp of the mutation that saved it whole */
-	uint32_t *touches; /* [node]: stamp of the one that saved its times and hits */
+	uint32_t *touches; /* [node]: stamp of the one that saved its times and uses */
 	uint32_t *leases;
 	uint64_t *freed;   /* [slot / 32]: stamp << 32 | mask of slots freed in it */
 };

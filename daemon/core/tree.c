@@ -47,7 +47,7 @@ uint32_t kvt_node_make(struct kvt_core *core, uint32_t namespace_id, uint32_t pa
 	node->first_child = node->next_sibling = node->prev_sibling = KVT_NONE;
 	node->n_children = 0;
 	node->lock_ref = 0;
-	node->hits = 0;
+	node->uses = 0;
 	node->priority = 0;
 	node->touched = node->created = core->ledger->clock;
 	node->touched_ns = core->now_ns;
@@ -235,7 +235,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	kvt_node_set_root_key(core, up, kvt_root_key_of(core, id));
 	kvt_node_write_end(upper);
 	upper->lock_ref = lower->lock_ref;
-	upper->hits = lower->hits;
+	upper->uses = lower->uses;
 	upper->priority = lower->priority;
 	upper->touched = lower->touched;
 	upper->touched_ns = lower->touched_ns;
@@ -303,8 +303,8 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 	KVT_SET(lower->sealed, lower->sealed + upper->sealed);
 	kvt_node_set_root_key(core, id, kvt_root_key_of(core, up));
 	kvt_node_write_end(lower);
-	if (upper->hits > lower->hits)
-		lower->hits = upper->hits;
+	if (upper->uses > lower->uses)
+		lower->uses = upper->uses;
 	lower->created = upper->created;
 	kvt_slots_set_run(&core->slots, lower->first_slot, id);
 	kvt_index_replace(core, up, id);
@@ -600,11 +600,11 @@ void kvt_path_pin(struct kvt_core *core, uint32_t id, bool on)
 	}
 }
 
-void kvt_path_count_hit(struct kvt_core *core, uint32_t id)
+void kvt_path_count_use(struct kvt_core *core, uint32_t id)
 {
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
 		kvt_save_touch(core, id);
-		core->nodes[id].hits++;
+		core->nodes[id].uses++;
 		if (core->nodes[id].heap_at)
 			kvt_heap_update(core, &core->heap, id);
 	}

@@ -47,7 +47,7 @@ void kvt_path_touch(struct kvt_core *core, uint32_t node);
 /** Keep eviction off a path, or let it on again. */
 void kvt_path_pin(struct kvt_core *core, uint32_t node, bool on);
 /** Count a hit on each node of a path. */
-void kvt_path_count_hit(struct kvt_core *core, uint32_t node);
+void kvt_path_count_use(struct kvt_core *core, uint32_t node);
 /** Raise priority and expiry along a path; neither is ever lowered. */
 void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint64_t expiry_ns);
 /** True if the path to a node is detached, or of an earlier epoch. */

@@ -138,6 +138,8 @@ static void fill_status(struct kvt_daemon *daemon, struct kvt_admin_status *stat
 	memcpy(status->instance, config->instance, sizeof(status->instance));
 	status->now_ns = daemon->clock.now_ns;
 	status->started_ns = daemon->started_ns;
+	status->cache_started_ns = arena->started_ns;
+	status->starts = kvt_core_starts(daemon->core);
 	status->page_bytes = daemon->pool.page_bytes;
 	status->pool_bytes = daemon->pool.bytes;
 	status->n_slabs = daemon->pool.n_slabs;

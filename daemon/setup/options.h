@@ -91,7 +91,7 @@
 	X(CHOICE, policy, "lru", 0, 0, "lru|slru|lfu|fifo|filo|mru|priority", START,              \
 	  "Which cached pages are evicted first.")                                                \
 	X(NUMBER, slru_threshold, "2", 1, 1000000, NULL, START,                                   \
-	  "Hits that make an entry protected under slru.")                                        \
+	  "Uses that make an entry protected under slru.")                                        \
 	X(BOOL, caching, "yes", 0, 0, NULL, START,                                                \
 	  "no: everything misses and nothing is cached, with the same page accounting.")          \
 	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START,                                     \

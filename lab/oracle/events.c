@@ -131,7 +131,7 @@ static int split(struct kvt_oracle *o, struct model_node *lower, uint32_t upper_
 	upper->n = n;
 	upper->sealed = lower->sealed < n ? lower->sealed : n;
 	upper->locks = lower->locks;
-	upper->hits = lower->hits;
+	upper->uses = lower->uses;
 	upper->priority = lower->priority;
 	upper->touched = lower->touched;
 	upper->touched_ns = lower->touched_ns;
@@ -183,10 +183,10 @@ static bool same_class(const struct kvt_oracle *o, const struct model_node *uppe
 
 	switch (o->config.policy) {
 	case KVT_POLICY_SLRU:
-		return touched && (upper->hits == lower->hits ||
-				   (upper->hits >= threshold && lower->hits >= threshold));
+		return touched && (upper->uses == lower->uses ||
+				   (upper->uses >= threshold && lower->uses >= threshold));
 	case KVT_POLICY_LFU:
-		return touched && upper->hits == lower->hits;
+		return touched && upper->uses == lower->uses;
 	case KVT_POLICY_FIFO:
 	case KVT_POLICY_FILO:
 		return upper->created == lower->created;
@@ -226,7 +226,7 @@ static int follow_merge(struct kvt_oracle *o, const struct kvt_event *event)
 	lower->sealed += upper->n;
 	lower->start = upper->start;
 	lower->created = upper->created;
-	lower->hits = upper->hits > lower->hits ? upper->hits : lower->hits;
+	lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
 	lower->parent = upper->parent;
 	lower->top = upper->top;
 	if (parent && !upper->top) {
@@ -246,10 +246,10 @@ static void policy_key(const struct kvt_oracle *o, const struct model_node *node
 	*ret_2 = node->touched;
 	switch (o->config.policy) {
 	case KVT_POLICY_SLRU:
-		*ret_1 = node->hits >= o->config.slru_threshold;
+		*ret_1 = node->uses >= o->config.slru_threshold;
 		break;
 	case KVT_POLICY_LFU:
-		*ret_1 = node->hits;
+		*ret_1 = node->uses;
 		break;
 	case KVT_POLICY_FIFO:
 		*ret_2 = node->created;

@@ -484,12 +484,12 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 
 /* Count a sequence's hit once: at its first COMMIT without CHUNKED, at the latest at its END. The
  * CHUNKED flag of END applies to its COMMIT only. */
-void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease)
+void lease_count_use(struct kvt_oracle *o, struct model_lease *lease)
 {
 	if (lease->counted || lease->kind != MODEL_LEASE_BEGIN)
 		return;
 	lease->counted = true;
-	model_count_hit(o, lease->node);
+	model_count_use(o, lease->node);
 }
 
 /* Check the pairs of places and side pages. */
@@ -605,7 +605,7 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 	o->run.advanced = next - computed;
 	o->counters.advanced_positions += next - computed;
 	if (!(o->run.record->sqe.flags & KVT_F_CHUNKED))
-		lease_count_hit(o, lease);
+		lease_count_use(o, lease);
 	model_touch(o, lease->node);
 	*ret_next = next;
 	return 0;
@@ -688,7 +688,7 @@ int lease_end(struct kvt_oracle *o)
 	if (result == MODEL_REFUSED && run->want.result == -ESTALE)
 		run->want.flags |= KVT_CQE_DETACHED;
 	run->want.result = 0; /* END always succeeds; `reason` has the trouble */
-	lease_count_hit(o, lease);
+	lease_count_use(o, lease);
 	end_keeps(o, lease);
 	TRY(lease_unlock(o, lease));
 	run->want.end = (struct kvt_answer_end){

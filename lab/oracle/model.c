@@ -335,10 +335,10 @@ void model_unlock(struct kvt_oracle *o, struct model_lease *lease)
 	}
 }
 
-void model_count_hit(struct kvt_oracle *o, uint32_t node)
+void model_count_use(struct kvt_oracle *o, uint32_t node)
 {
 	for (; node; node = o->nodes[node]->parent)
-		o->nodes[node]->hits++;
+		o->nodes[node]->uses++;
 }
 
 void model_own(struct kvt_oracle *o, uint32_t node)

@@ -36,7 +36,7 @@ struct model_node {
 	uint32_t n;
 	uint32_t sealed;
 	uint32_t locks;
-	uint32_t hits;
+	uint32_t uses;
 	int32_t priority;
 	uint64_t touched;
 	uint64_t touched_ns;
@@ -284,7 +284,7 @@ void model_detach(struct kvt_oracle *o, struct model_node *node, uint32_t why);
 void model_lock(struct kvt_oracle *o, uint32_t node, uint32_t stop);
 /** Hold what a lease let go and unlock its path, which touches it. */
 void model_unlock(struct kvt_oracle *o, struct model_lease *lease);
-void model_count_hit(struct kvt_oracle *o, uint32_t node);
+void model_count_use(struct kvt_oracle *o, uint32_t node);
 /** Mark a path as the operation's own: this operation may evict nothing on it. */
 void model_own(struct kvt_oracle *o, uint32_t node);
 uint64_t model_evictable(const struct kvt_oracle *o);
@@ -322,7 +322,7 @@ int lease_begin(struct kvt_oracle *o);
 int lease_commit(struct kvt_oracle *o);
 int lease_extend(struct kvt_oracle *o);
 int lease_end(struct kvt_oracle *o);
-void lease_count_hit(struct kvt_oracle *o, struct model_lease *lease);
+void lease_count_use(struct kvt_oracle *o, struct model_lease *lease);
 /** Unlock a lease's path and cut unsealed tails. */
 int lease_unlock(struct kvt_oracle *o, struct model_lease *lease);
 /** Free all private pages of a lease. Returns their number. */

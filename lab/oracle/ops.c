@@ -227,7 +227,7 @@ static void insert_weigh(struct kvt_oracle *o, const struct kvt_sqe *sqe, uint64
 			node->expiry_ns = expiry_ns;
 	}
 	if (!(sqe->flags & KVT_F_CHUNKED))
-		model_count_hit(o, o->run.cursor);
+		model_count_use(o, o->run.cursor);
 	model_touch(o, o->run.cursor);
 }
 

@@ -41,7 +41,7 @@ int session_close(struct kvt_oracle *o)
 		}
 		if (!first)
 			break;
-		lease_count_hit(o, first);
+		lease_count_use(o, first);
 		model_unlock(o, first);
 		freed += lease_free_pages(o, (uint32_t)(first - o->leases));
 		lease_drop(o, (uint32_t)(first - o->leases));

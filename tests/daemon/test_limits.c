@@ -73,7 +73,8 @@ static void hoard_both(struct kvt_client *one, struct kvt_client *other, uint32_
 
 	n[0] = n[1] = 0;
 	while (more) {
-		bool first = kvt_alloc(one, 1, &page) == 0, second = kvt_alloc(other, 1, &page) == 0;
+		bool first = kvt_alloc(one, 1, &page) == 0;
+		bool second = kvt_alloc(other, 1, &page) == 0;
 
 		n[0] += first;
 		n[1] += second;

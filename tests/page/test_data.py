@@ -11,7 +11,7 @@ from stores import Store
 
 from kvtrunk import testing
 
-FIELDS = ["node", "parent", "namespace", "start", "pages", "sealed", "locks", "hits", "sealer"]
+FIELDS = ["node", "parent", "namespace", "start", "pages", "sealed", "locks", "uses", "sealer"]
 
 
 def cache(client, keys, **namespace):

@@ -92,7 +92,7 @@ def test_the_keyboard_reaches_all_that_the_mouse_does(daemon, serve, browser):
         assert text(browser, "path") == "pool0–160"
         browser.key("Escape")
         assert text(browser, "path") == "pool"
-        browser.run("document.querySelector('input[value=hits]').click()")
+        browser.run("document.querySelector('input[value=uses]').click()")
         assert "64 and more" in text(browser, "scale")
 
 

@@ -83,7 +83,7 @@ expect 0 "^ +1 open .* 2 leases?|^ +1 open" "$kvtctl" clients
 expect 0 "2 dead .*its process lives on" "$kvtctl" clients
 expect 0 " blue .* 2 " "$kvtctl" namespaces
 expect 0 "namespace 1 \"blue\": 2 pages cached" "$kvtctl" tree
-expect 0 "0\.\.8  2 pages  keys 1 2 3 4 …  locks 2  hits 1" "$kvtctl" tree
+expect 0 "0\.\.8  2 pages  keys 1 2 3 4 …  locks 2  uses 1" "$kvtctl" tree
 expect 0 "8\.\.16  2 pages \(2 announced\)  keys 20 21 22 23" "$kvtctl" tree
 expect 0 "and 1 more nodes" "$kvtctl" tree --depth 1
 expect 1 "no namespace is labelled 'red'" "$kvtctl" tree --namespace red

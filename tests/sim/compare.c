@@ -82,7 +82,7 @@ static bool compare_node(struct sim *sim, const struct kvt_arena_view *view, uin
 		return false;
 	if (model->root)
 		return true;
-	if (differs(sim, "hits", id, model->hits, node->hits) ||
+	if (differs(sim, "uses", id, model->uses, node->uses) ||
 	    differs(sim, "priority", id, (uint32_t)model->priority, (uint32_t)node->priority) ||
 	    differs(sim, "expiry", id, model->expiry_ns, node->expiry_ns))
 		return false;

@@ -62,7 +62,7 @@ TEST(a_node_can_be_described)
 	assert_int_equal(node.sealed, 3);
 	assert_int_equal(node.lock_ref, 1);
 	assert_int_equal(node.priority, -3);
-	assert_int_equal(node.hits, 1);
+	assert_int_equal(node.uses, 1);
 	assert_int_equal(node.age_ns, 10000000);
 	assert_int_equal(node.expires_in_ns, 30000000);
 	assert_int_equal(node.first_page, lease.list[4]);

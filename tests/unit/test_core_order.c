@@ -23,7 +23,7 @@ TEST(the_heap_agrees_with_a_sorted_list)
 				kvt_heap_remove(core, &core->heap, id);
 				assert_int_equal(node->heap_at, 0);
 			} else {
-				node->hits = next_random(&random) % 6;
+				node->uses = next_random(&random) % 6;
 				node->touched = (uint64_t)step + 1;
 				kvt_heap_update(core, &core->heap, id);
 			}
@@ -31,8 +31,8 @@ TEST(the_heap_agrees_with_a_sorted_list)
 				const struct kvt_node *n = &core->nodes[i], *b = &core->nodes[best];
 
 				if (n->heap_at &&
-				    (best == KVT_NONE || n->hits < b->hits ||
-				     (n->hits == b->hits && n->touched < b->touched)))
+				    (best == KVT_NONE || n->hits < b->uses ||
+				     (n->hits == b->uses && n->touched < b->touched)))
 					best = i;
 			}
 			if (best == KVT_NONE)

@@ -39,7 +39,7 @@ static size_t expect_same(struct world *w)
 		assert_int_equal(FIELD(row, pages), node.n_slots);
 		assert_int_equal(FIELD(row, sealed), node.sealed);
 		assert_int_equal(FIELD(row, locks), node.lock_ref);
-		assert_int_equal(FIELD(row, hits), node.hits);
+		assert_int_equal(FIELD(row, uses), node.uses);
 		assert_int_equal(FIELD(row, age_s), node.age_ns / 1000000000);
 		assert_int_equal(FIELD(row, sealer), node.sealer);
 		assert_int_equal(FIELD(row, flags), node.flags);

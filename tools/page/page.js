@@ -133,7 +133,7 @@ function detailsOf(tree, rect) {
 		details.push(` and ${plural(value("sides"), "side page")}`);
 	details.push(`, ${plural(rect.pages, "page")} with all below; `,
 		value("locks") ? `locked by ${plural(value("locks"), "lease")}` : "not locked",
-		`; ${plural(value("hits"), "hit")}; last used ${age(idle)} ago; computed by `,
+		`; ${plural(value("uses"), "use")}; last used ${age(idle)} ago; computed by `,
 		sealerName(value("sealer")));
 	return details;
 }
@@ -246,6 +246,7 @@ function listen() {
 function drawHead() {
 	$("instance").textContent = facts.instance_name;
 	$("about").textContent = `${facts.version}, up ${age(facts.uptime_s)}, ` +
+		`cache ${age(facts.cache_age_s)} old, ` +
 		`epoch ${facts.epoch}, policy ${facts.policy}, ${facts.backend} pool`;
 	document.title = `kvtrunk ${facts.instance_name}`;
 }

@@ -11,7 +11,7 @@ const ages = [10, 60, 600, 3600, 6 * 3600], counts = [64, 16, 4, 2, 1];
 
 export const scales = {
 	age: ["below 10 s", "1 min", "10 min", "1 h", "6 h", "older"],
-	hits: ["64 and more", "16", "4", "2", "1", "none"],
+	uses: ["64 and more", "16", "4", "2", "1", "none"],
 };
 
 // /tree: a line of JSON, and a column of 32-bit numbers for each field.
@@ -212,9 +212,9 @@ export class Icicle {
 	}
 
 	step(i) {
-		const value = this.colour === "hits" ? this.tree.value(i, "hits")
+		const value = this.colour === "uses" ? this.tree.value(i, "uses")
 			: this.tree.value(i, "age_s") + Math.max(0, this.clock - this.tree.now);
-		const at = this.colour === "hits" ? counts.findIndex((least) => value >= least)
+		const at = this.colour === "uses" ? counts.findIndex((least) => value >= least)
 			: ages.findIndex((most) => value < most);
 
 		return at < 0 ? 5 : at;
