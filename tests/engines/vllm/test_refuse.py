@@ -4,6 +4,7 @@ import ast
 import copy
 import dataclasses
 import importlib.metadata
+import json
 import pathlib
 import re
 import subprocess
@@ -546,6 +547,20 @@ def test_flags_name_the_one_plane_of_mla(tmp_path):
                            "--device-bytes", "24G")
         assert (options["kv_layout"], options["n_kv_heads"], options["head_dim"]) == (
             "latent", "1", "576")
+
+
+def test_a_model_whose_states_vllm_cannot_measure_is_refused(tmp_path):
+    """Bamba, which vLLM runs by its Transformers backend since 0.23."""
+    from kvtrunk.vllm._plan import planned
+
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["BambaForCausalLM"], "model_type": "bamba", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64,
+        "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_heads": 128, "mamba_n_groups": 1,
+        "max_position_embeddings": 4096, "vocab_size": 128256, "torch_dtype": "bfloat16"}))
+    with pytest.raises(rules.Refused, match="runs BambaForCausalLM as TransformersForCausalLM, which"):
+        planned(str(tmp_path), 1, "bfloat16")
 
 
 def test_flags_say_the_type_that_vllm_would_not_choose(tmp_path):
