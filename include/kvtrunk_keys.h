@@ -13,7 +13,9 @@
  *     31 30 29 28 ........................ 0
  *      0  token id, 31 bits                     a text token
  *      1  1  30 bits of the image's digest      one of the positions of an image
- *      1  0  30 bits                            free for an application's own positions
+ *      1  0  0..01  bin, 20 bits                a coordinate of a point, if the application has any
+ *      1  0  0..10  two bins of 10 bits         the size of a region, likewise
+ *      1  0  30 bits                            else free for an application's own positions
  *
  * None of these functions needs a connection, touches global state or keeps its arguments. All are
  * safe from any thread.
@@ -49,6 +51,21 @@ void kvt_image_hash(const void *bytes, size_t n, uint64_t ret_hash[2]);
  * images equal. */
 int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
 		   uint32_t *ret_keys);
+
+/* ---------------------------------------------------------------- points and sizes */
+
+/* For prompts of vision-language models that have points and sizes of regions beside text. Each has
+ * one position, an image as many as it has. Bin n of a coordinate begins at n / 1,024 of the image;
+ * bin n of a size stands for 2^(10 n / 1,023 - 10) of it. */
+#define KVT_KEY_COORDINATE 0x80100000u /* | bin */
+#define KVT_KEY_SIZE 0x80200000u /* | bin of the width << 10 | bin of the height */
+#define KVT_KEY_BINS 1024u
+
+/** How many tokens the first `positions` positions hold whole, of tokens with these lengths in
+ * positions. Sets where they end: what was matched of a token behind that is of no use, as of an
+ * image that is computed at once. */
+size_t kvt_keys_tokens(const uint32_t *lengths, size_t n_tokens, uint32_t positions,
+		       uint32_t *ret_positions);
 
 /* ---------------------------------------------------------------- pairs of tokens */
 

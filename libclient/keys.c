@@ -66,6 +66,18 @@ static void image_chunks(const uint64_t hash[2], uint32_t kv_length, uint32_t ch
 	}
 }
 
+size_t kvt_keys_tokens(const uint32_t *lengths, size_t n_tokens, uint32_t positions,
+		       uint32_t *ret_positions)
+{
+	uint32_t end = 0;
+	size_t n = 0;
+
+	while (n < n_tokens && lengths[n] <= positions - end)
+		end += lengths[n++];
+	*ret_positions = end;
+	return n;
+}
+
 int kvt_keys_image(const uint64_t hash[2], uint32_t kv_length, bool in_namespace,
 		   uint32_t *ret_keys)
 {

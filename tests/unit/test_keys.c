@@ -293,3 +293,22 @@ TEST(long_fingerprints_keep_their_differences)
 	kvt_geometry_fingerprint(&geometry, whole);
 	assert_int_equal(strlen(whole), strlen("weights=#0123456789abcdef"));
 }
+
+TEST(a_match_inside_an_image_is_cut_in_front_of_it)
+{
+	static const uint32_t lengths[] = { 1, 730, 1 };
+	static const struct {
+		uint32_t positions, end;
+		size_t tokens;
+	} rows[] = {
+		{ 0, 0, 0 }, { 1, 1, 1 }, { 730, 1, 1 }, { 731, 731, 2 }, { 732, 732, 3 },
+		{ UINT32_MAX, 732, 3 },
+	};
+	uint32_t end;
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		assert_int_equal(kvt_keys_tokens(lengths, 3, rows[i].positions, &end),
+				 rows[i].tokens);
+		assert_int_equal(end, rows[i].end);
+	}
+}
