@@ -114,6 +114,7 @@ struct kvt_info {
 	uint32_t n_slabs;
 	uint32_t max_leases;
 	uint32_t max_private_pages;
+	uint32_t policy;     /* enum kvt_policy */
 	bool privileged;
 	bool disabled;
 	bool arena_visible;

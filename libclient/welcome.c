@@ -214,6 +214,7 @@ void kvt_welcome_info(struct kvt_info *info, const struct kvt_message_welcome *m
 		.n_slabs = message->n_slabs,
 		.max_leases = message->max_leases,
 		.max_private_pages = message->max_private_pages,
+		.policy = message->policy,
 		.privileged = message->flags & KVT_WELCOME_PRIVILEGED,
 		.disabled = message->flags & KVT_WELCOME_DISABLED,
 		.test_clock = message->flags & KVT_WELCOME_TEST_CLOCK,

@@ -111,6 +111,8 @@ class _Walk:
             self._say("device", value.type)
         elif isinstance(value, type):
             self._say("class", _class_name(value))
+        elif isinstance(value, types.ModuleType):  # of a release, which counts by its version
+            self._say("package", value.__name__)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
             self._say("function", getattr(value, "__module__", ""), value.__qualname__)
         elif id(value) in self._seen:

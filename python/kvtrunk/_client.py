@@ -67,6 +67,8 @@ class Info:
     n_slabs: int
     max_leases: int
     max_private_pages: int
+    policy: str
+    """Of eviction: "lru", as the daemon's option of that name."""
     kept: bool
     daemon_pid: int
     fingerprint: str
@@ -79,6 +81,8 @@ class Info:
 
 _BACKENDS = {lib.KVT_POOL_HOST: "host", lib.KVT_POOL_CUDA_IPC: "cuda-ipc",
              lib.KVT_POOL_CUDA_VMM: "cuda-vmm"}
+_POLICIES = {getattr(lib, f"KVT_POLICY_{name.upper()}"): name
+             for name in ("lru", "slru", "lfu", "fifo", "filo", "mru", "priority")}
 
 
 def _info_of(native: Any) -> Info:
@@ -88,6 +92,7 @@ def _info_of(native: Any) -> Info:
         instance=f"{native.instance[0]:016x}{native.instance[1]:016x}",
         backend=_BACKENDS.get(native.backend, str(native.backend)), n_slabs=native.n_slabs,
         max_leases=native.max_leases, max_private_pages=native.max_private_pages,
+        policy=_POLICIES.get(native.policy, str(native.policy)),
         kept=native.kept, daemon_pid=native.daemon_pid,
         fingerprint=ffi.string(native.fingerprint).decode("utf-8", "replace"),
         geometry=Geometry.of_native(native.geometry), rank=native.rank, n_ranks=native.n_ranks,

@@ -305,6 +305,14 @@ class Ring:
         ticket = self._new_ticket()
         return ticket if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
+    def touch(self, namespace: int, keys: Any, root_key: int = 0) -> None:
+        """What is cached of a prompt counts as used now. Does not wait. Without room nothing is done.
+        """
+        request = self._clear(lib.KVT_OP_MATCH, keys=keys)
+        request.namespace_id, request.root_key = namespace, root_key
+        self._new_ticket()
+        self._submit()
+
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
               wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0,
               patience_s: float = 0.0) -> Begun:

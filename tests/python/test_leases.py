@@ -198,6 +198,39 @@ def test_a_full_pool_is_not_asked_again_until_it_changes(engines):
     assert b.begin("two", 300, seed=2) is not None and not b.leases.still_full()
 
 
+def test_pages_of_its_requests_count_once(engines):
+    a, b = engines
+    one = a.begin("one", 100)
+    assert a.leases.held == len(one.pages) == 11 and b.leases.held == 0
+    a.leases.give(one, 100)
+    a.leases.commit(one, 100, NONE, last=True)
+    await_cached(a, 96)
+    two = a.begin("two", 100)
+    assert two.positions == 96 and a.leases.held == 11 + 5
+    a.leases.room(two, 200)
+    assert a.leases.held == 11 + len(two.pages) - 6
+    for lease in (one, two):
+        a.leases.end(lease)
+    assert a.leases.held == 0
+
+
+def test_only_keys_that_it_has_may_be_reused(engines):
+    """The rest of a prompt is computed, whatever is cached of it, and published."""
+    a, b = engines
+    one = a.begin("one", 100)
+    a.leases.give(one, 100)
+    a.leases.commit(one, 100, NONE, last=True)
+    await_cached(b, 96)
+    two = b.leases.begin("two", b.space, keys(64), 100)
+    assert two.positions == 64 and two.pages[:4] == one.pages[:4] and two.known == 64
+    b.leases.give(two, 100)
+    assert b.leases.commit(two, 100, keys(100)[64:], last=True) == 96 and two.known == 100
+    b.leases.end(two)
+    b.client.stats()
+    b.leases.reap()
+    assert b.client.counters()["cached_pages"] == 6
+
+
 def test_without_keys_nothing_is_shared(engines):
     a, b = engines
     lease = a.leases.begin("one", a.space, NONE, 50)

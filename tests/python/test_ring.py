@@ -128,6 +128,19 @@ def test_what_is_computed_now_waits_for_a_notice(ring):
     assert begin(ring, 100, wait_ms=30000).reusable == 96
 
 
+def test_a_touched_prompt_stays_and_the_next_oldest_goes(ring):
+    for seed in range(3):
+        begun = begin(ring, 64, seed)
+        ring.commit(begun.lease, 64, NONE, None, False)
+        ring.end(begun.lease, None)
+    ring.touch(ring.space, keys(64, 0))
+    hits = ring.client.stats().hit_positions
+    begun = begin(ring, (255 - 8) * PAGE, 9)
+    ring.end(begun.lease, None)
+    assert ring.reap() == [] and ring.client.stats().hit_positions == hits
+    assert [begin(ring, 64, seed, full=True).reusable for seed in range(3)] == [64, 0, 64]
+
+
 def test_a_full_pool_is_not_a_notice(ring):
     assert begin(ring, 256 * PAGE).ticket == 0
     begun = begin(ring, 16)

@@ -17,9 +17,13 @@ Without the flag, or with --disable-radix-cache, SGLang runs as if it were not i
 """
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from ..engine._replaced import Replaced
+
 NAME = "kvtrunk"
+logger = logging.getLogger(__name__)
 
 
 def wanted() -> bool:
@@ -29,14 +33,23 @@ def wanted() -> bool:
     return bool(memory.radix_cache_backend == NAME and not memory.disable_radix_cache)
 
 
+def _say_off() -> None:
+    """Log if SGLang has no prefix cache, whoever turned it off: it says no word of the flag."""
+    from sglang.srt.runtime_context import get_memory
+    if get_memory().radix_cache_backend == NAME and not wanted():
+        logger.warning(
+            "kvtrunk: this engine shares nothing: SGLang's prefix cache is off, by "
+            "--disable-radix-cache, or because of another option or the model (see its log above)")
+
+
 def register() -> None:
     """The plug-in: called by SGLang in each process. Imports nothing heavy unless it is used."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register_radix_cache_backend(NAME, make_cache)
-    for target, hook in HOOKS.items():
-        HookRegistry.register(target, hook, HookType.AROUND)
+    for row, hook in HOOKS.items():
+        HookRegistry.register(row.what, hook, HookType.AROUND)
 
 
 def make_cache(ctx: Any) -> Any:
@@ -113,6 +126,19 @@ def _admit(original: Any, adder: Any, req: Any, *arguments: Any, **options: Any)
     return admit(adder, req, lambda: original(adder, req, *arguments, **options))
 
 
+def _touch(original: Any, req: Any, tree: Any) -> None:
+    touch = getattr(tree, "touch", None)  # which SGLang's own caches lack
+    if touch is None:
+        original(req, tree)
+    else:
+        touch(req)
+
+
+def _usage(original: Any, observer: Any) -> Any:
+    usage = getattr(observer.tree_cache, "usage", None)
+    return original(observer) if usage is None else usage(original(observer))
+
+
 def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
     retract = getattr(batch.tree_cache, "retract", None)
     if retract is None:
@@ -121,6 +147,7 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _load_model(original: Any, runner: Any, *arguments: Any, **options: Any) -> Any:
+    _say_off()
     if wanted() and not runner.is_draft_worker:
         from . import _identity, _refusals
         resolved = _refusals.Resolved()
@@ -150,35 +177,66 @@ def _update(name: str) -> Any:
     return hook
 
 
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
-HOOKS = {
-    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal": _buffers,
-    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_quantized_buffers": _buffers,
-    "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool._create_buffers": _buffers,
-    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-    "_build_token_to_kv_pool_allocator": _allocator,
-    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": _budget,
-    _SCHEDULER + "run_batch": _launch,
-    _SCHEDULER + "_prefetch_kvcache": _arrive,
-    "sglang.srt.mem_cache.allocation.alloc_for_extend": _extend,
-    "sglang.srt.mem_cache.allocation.alloc_for_decode_default": _decode,
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _admit,
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": _retract,
-    "sglang.srt.model_executor.model_runner.ModelRunner.load_model": _load_model,
-    "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_before_loading": _writes,
-    _UPDATER + "record_weight_version_after_update": _update("updates.loaded"),
-    _UPDATER + "update_weights_from_disk": _update("updates.from_disk"),
-    _UPDATER + "begin_weight_update": _update("updates.begin"),
-    _UPDATER + "update_weights_from_tensor": _update("updates.part"),
-    _UPDATER + "update_weights_from_distributed": _update("updates.part"),
-    _UPDATER + "end_weight_update": _update("updates.end"),
-    _UPDATER + "update_weights_from_ipc": _update("updates.from_ipc"),
-    _UPDATER + "check_weights": _update("updates.check"),
-    _UPDATER + "release_memory_occupation": _update("updates.sleep"),
-    _SCHEDULER + "handle_update_weight_version": _update("updates.version"),
-    _SCHEDULER + "handle_rpc_request": _update("updates.call"),
-    _SCHEDULER + "load_lora_adapter": _update("adapters.load"),
-    _SCHEDULER + "load_lora_adapter_from_tensors": _update("adapters.load"),
-    _SCHEDULER + "unload_lora_adapter": _update("adapters.unload"),
-}
+_SRT = "sglang.srt."
+_POOLS = _SRT + "mem_cache.memory_pool."
+_SIZES = _SRT + "mem_cache.kv_cache_configurator.KVCacheConfigurator."
+_MANAGERS = _SRT + "managers."
+_SCHEDULER = _MANAGERS + "scheduler.Scheduler."
+_COMPONENTS = _MANAGERS + "scheduler_components."
+_UPDATER = _COMPONENTS + "weight_updater.SchedulerWeightUpdaterManager."
+_PROOF = "an engine ends at its start if SGLang did not wrap it"
+_TENSORS = "the start proves address, strides and content of each layer's tensors"
+_WEIGHTS = "new weights change the engine's name first"
+_ADAPTERS = "an adapter is known by its bytes"
+
+
+def _row(what: str, why: str, hook: Any, proof: str = _PROOF) -> tuple[Replaced, Any]:
+    return Replaced(what, why, proof), hook
+
+
+HOOKS = dict((
+    _row(_POOLS + "MHATokenToKVPool._create_buffers_normal",
+         "K and V of each layer are tensors on the pool", _buffers, _TENSORS),
+    _row(_POOLS + "MHATokenToKVPool._create_quantized_buffers", "the same in fp8", _buffers,
+         _TENSORS),
+    _row(_POOLS + "MLATokenToKVPool._create_buffers", "the same of MLA", _buffers, _TENSORS),
+    _row(_SIZES + "_build_token_to_kv_pool_allocator", "rows are pages that leases have",
+         _allocator),
+    _row(_SIZES + "_profile_available_bytes",
+         "with `--max-total-tokens`, memory for KV is the daemon's", _budget),
+    _row(_SCHEDULER + "run_batch", "fences behind passes; and waiting requests are looked at again "
+         "when other engines gave room", _launch),
+    _row(_SCHEDULER + "_prefetch_kvcache", "a store is asked when a request arrives", _arrive),
+    _row(_SRT + "mem_cache.allocation.alloc_for_extend", "rows are for requests, not for a batch",
+         _extend),
+    _row(_SRT + "mem_cache.allocation.alloc_for_decode_default", "the same of the next token",
+         _decode),
+    _row(_MANAGERS + "schedule_policy.PrefillAdder.add_one_req",
+         "a request is admitted with a lease", _admit),
+    _row(_SRT + "mem_cache.common.touch_waiting_prefix",
+         "what waiting requests will reuse is not evicted before the rest", _touch),
+    _row(_COMPONENTS + "pool_stats_observer.SchedulerPoolStatsObserver._get_token_info",
+         "used tokens are this engine's", _usage),
+    _row(_MANAGERS + "schedule_batch.ScheduleBatch.retract_decode",
+         "the last request goes back to the queue, too", _retract),
+    _row(_SRT + "model_executor.model_runner.ModelRunner.load_model",
+         "options and model are judged, and files read for the name", _load_model),
+    _row(_SRT + "model_loader.loader.DefaultModelLoader.restore_weights_before_loading", _WEIGHTS,
+         _writes),
+    _row(_UPDATER + "record_weight_version_after_update", _WEIGHTS, _update("updates.loaded")),
+    _row(_UPDATER + "update_weights_from_disk", _WEIGHTS, _update("updates.from_disk")),
+    _row(_UPDATER + "begin_weight_update", _WEIGHTS, _update("updates.begin")),
+    _row(_UPDATER + "update_weights_from_tensor", _WEIGHTS, _update("updates.part")),
+    _row(_UPDATER + "update_weights_from_distributed", _WEIGHTS, _update("updates.part")),
+    _row(_UPDATER + "end_weight_update", _WEIGHTS, _update("updates.end")),
+    _row(_UPDATER + "update_weights_from_ipc", _WEIGHTS, _update("updates.from_ipc")),
+    _row(_UPDATER + "check_weights", _WEIGHTS, _update("updates.check")),
+    _row(_UPDATER + "release_memory_occupation", "its flush forgets nothing",
+         _update("updates.sleep")),
+    _row(_SCHEDULER + "handle_update_weight_version", _WEIGHTS, _update("updates.version")),
+    _row(_SCHEDULER + "handle_rpc_request", _WEIGHTS, _update("updates.call")),
+    _row(_SCHEDULER + "load_lora_adapter", _ADAPTERS, _update("adapters.load")),
+    _row(_SCHEDULER + "load_lora_adapter_from_tensors", _ADAPTERS, _update("adapters.load")),
+    _row(_SCHEDULER + "unload_lora_adapter", _ADAPTERS, _update("adapters.unload")),
+))
+"""What is replaced in a running SGLang, and by what."""

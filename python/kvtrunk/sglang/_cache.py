@@ -21,6 +21,7 @@ from sglang.srt.environ import envs
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
+from sglang.srt.managers.scheduler_components.pool_stats_observer import PoolStats
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
                                                     IncLockRefResult, MatchResult)
 
@@ -46,11 +47,11 @@ def make(ctx: Any) -> KvtrunkCache:
     """The cache of an engine, once all that it stands on is proved. Refused: in a sentence."""
     compat.check()
     runner = ctx.tp_worker.model_runner
-    for target in HOOKS:
-        path, function = target.rsplit(".", 1)
+    for row in HOOKS:
+        path, function = row.what.rsplit(".", 1)
         if not hasattr(getattr(pkgutil.resolve_name(path), function), "__wrapped__"):
-            raise _refusals.Refused(f"SGLang did not let kvtrunk wrap {target}: see its log for the "
-                                    "cause; leave --radix-cache-backend out")
+            raise _refusals.Refused(f"SGLang did not let kvtrunk wrap {row.what}: see its log for "
+                                    "the cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
     _refusals.check_model(runner.model, ctx.model_config.context_len, _pool.DTYPES[pool.dtype])
@@ -65,8 +66,19 @@ def make(ctx: Any) -> KvtrunkCache:
     logger.info("kvtrunk: KV of %d layers is on the pool of daemon %d: %d pages of %d positions, "
                 "%s; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages, info.page_size,
                 info.geometry.kv_layout, info.session, name)
+    if not _pool.follows():
+        _say_policy(info.policy)
     _say_windows(runner.model)
     return cache
+
+
+def _say_policy(policy: str) -> None:
+    """Warn if SGLang was told to evict otherwise than the daemon does."""
+    wanted = _refusals.Resolved().radix_eviction_policy.lower()
+    if wanted != policy:
+        logger.warning("kvtrunk: the daemon evicts by %s, and --radix-eviction-policy %s has no "
+                       "effect: %s", policy, wanted, "no policy of the daemon's is like it"
+                       if wanted == "tlru" else f"start the daemon with --policy={wanted}")
 
 
 def _say_unproved(runner: Any, pool: Any) -> None:
@@ -97,6 +109,20 @@ def _say_windows(model: Any) -> None:
         # SGLang counts without the token itself.
         logger.info("kvtrunk: %d of %d layers have a window of %d positions, and keep all of them",
                     len(short), len(sizes), min(short) + 1)
+
+
+class Usage(PoolStats):  # type: ignore[misc]
+    """SGLang's log tells of the pool beside it."""
+
+    pool_usage = 0.0
+
+    def get_prefill_usage_msg_parts(self) -> list[str]:
+        """With those of the log's line for a prefill."""
+        return [*super().get_prefill_usage_msg_parts(), f"pool usage: {self.pool_usage:.2f}"]
+
+    def get_decode_usage_msg_parts(self) -> list[str]:
+        """With those of the log's line for decodes."""
+        return [*super().get_decode_usage_msg_parts(), f"pool usage: {self.pool_usage:.2f}"]
 
 
 class KvtrunkCache(BasePrefixCache):
@@ -204,8 +230,16 @@ class KvtrunkCache(BasePrefixCache):
     def _fetch(self, req: Any, ids: Any) -> None:
         req.kvtrunk_asked = self.client
         space, keys = self._named(req, ids)
-        if space is not None and keys is not None and self._reuses(req, len(ids)):
-            self.leases.fetch(req.rid, space, keys)
+        if space is not None and keys is not None:
+            most = self._most(req, len(ids))
+            if most >= self.page_size:
+                self.leases.fetch(req.rid, space, keys[:most])
+
+    def touch(self, req: Any) -> None:
+        """A request waits: what is cached of its prompt shall still be when its turn comes."""
+        space, keys = self._named(req, req.origin_input_ids + req.output_ids)
+        if space is not None and keys is not None:
+            self.leases.touch(space, keys[:self._most(req, len(keys))])
 
     def _named(self, req: Any, ids: Any) -> tuple[Optional[Namespace], Any]:
         """The namespace of a request, and keys of its tokens. None: there is none, they have none."""
@@ -213,9 +247,13 @@ class KvtrunkCache(BasePrefixCache):
         return space, keys_of(ids, self.page_size) if space is not None and shares(req) else None
 
     @staticmethod
-    def _reuses(req: Any, length: int) -> bool:
-        return bool(req._compute_max_prefix_len(length) == length - 1 and
-                    not envs.SGLANG_RADIX_FORCE_MISS.get())
+    def _most(req: Any, length: int) -> int:
+        """Leading keys that may be reused. All but the last position, unless logprobs of the prompt
+        are wanted, which only what is computed gives."""
+        if envs.SGLANG_RADIX_FORCE_MISS.get():
+            return 0
+        most = int(req._compute_max_prefix_len(length))
+        return length if most == length - 1 else most
 
     def admit(self, adder: Any, req: Any, original: Any) -> Any:
         """PrefillAdder.add_one_req(): begin a lease, and let SGLang decide on that.
@@ -316,7 +354,10 @@ class KvtrunkCache(BasePrefixCache):
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
-        return self.leases.begin(req.rid, space, keys, length, reuse=self._reuses(req, length))
+        most = self._most(req, length)
+        if most < self.page_size:  # it computes all, and publishes it
+            return self.leases.begin(req.rid, space, keys, length, reuse=False)
+        return self.leases.begin(req.rid, space, keys[:most], length)
 
     @staticmethod
     def _adopt(req: Any, node: Lease, positions: int, length: int) -> None:
@@ -351,9 +392,11 @@ class KvtrunkCache(BasePrefixCache):
             self._check(req, lease)
         keys = _NO_KEYS
         if lease.shared and up_to > lease.known:
-            keys = keys_of(ids[lease.known:up_to])
+            keys = keys_of(ids, self.page_size)
             if keys is None:
                 lease.shared, keys = False, _NO_KEYS
+            else:
+                keys = keys[lease.known:up_to]
         if req.finished():
             self.leases.end(lease, up_to, keys)
             return
@@ -426,6 +469,14 @@ class KvtrunkCache(BasePrefixCache):
     def total_size(self) -> int:
         reading = self.leases.reading()
         return int(reading.evictable) * self.page_size
+
+    def usage(self, stats: PoolStats) -> PoolStats:
+        """SGLang's statistics of its pool: what this engine's requests have of it."""
+        own = Usage(**vars(stats))
+        own.pool_usage = stats.full_token_usage
+        own.full_num_used = self.leases.held * self.page_size
+        own.full_token_usage = own.full_num_used / stats.full_capacity
+        return own
 
     def supports_prefix_sharing(self) -> bool:
         return not self.disable

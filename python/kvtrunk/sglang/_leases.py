@@ -25,6 +25,8 @@ import marshal
 from array import array
 from typing import Any, Callable, Iterable, Optional
 
+import numpy as np
+
 from .. import Client, ConnectionLost, Error, Namespace, Stale
 from .._check import Checks, check_every
 from .._ring import WAIT_MS, Begun, Ring
@@ -102,6 +104,10 @@ class Leases:
         """The daemon is gone, and so is what it knew."""
         self.spare = 0
         self.rows = 0
+        self.held = 0
+        """Pages of its requests, those of the tree that they read included."""
+        self._readers = np.zeros(self.n_pages, np.uint32)
+        """Of each page: leases that have it."""
         self._stream = 0
         """The CUDA stream of forward passes. 0: none was queued so far, or there are none."""
         self._recorded: Optional[Fence] = None
@@ -184,6 +190,11 @@ class Leases:
             pass  # a hint only: too many races, or the tree is withheld
         return 0
 
+    def touch(self, namespace: Namespace, keys: Any) -> None:
+        """What is cached of a prompt is wanted soon. Does not wait."""
+        if not self.follows:
+            self._try(self.ring.touch, namespace._id, keys)
+
     def is_held_back(self, request: str) -> bool:
         """Whether others compute or load what this request needs, as of the last notice."""
         ticket = self._waiting.get(request, 0)
@@ -208,6 +219,7 @@ class Leases:
         """A lease for `positions`, the first len(keys) of which have keys. None: not now, because
         there is no room, or because its prefix is being computed or loaded (is_held_back()).
 
+        If there are more positions than keys, it may reuse what is cached of all keys.
         reuse: False computes all of it, into pages of its own.
         """
         self.reap()
@@ -216,7 +228,8 @@ class Leases:
         wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0
         for more in (DECODE_POSITIONS, 0):
             answer = self.see(self._try, self._begin, namespace, keys,
-                              positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms)
+                              positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms,
+                              full=0 < len(keys) < positions)
             if answer is None:
                 return None
             begun = Begun(*answer)
@@ -235,6 +248,7 @@ class Leases:
         lease.known = len(keys)
         lease.shared = len(keys) > 0
         self._live[begun.lease] = lease
+        self._hold(lease.pages)
         if self._checks is not None and lease.cached and lease.shared:
             self._maybe_check(lease)
         self._count(lease)
@@ -249,7 +263,8 @@ class Leases:
         check = self.see(self._try, self._due, lease.pages[last])
         if check is not None:
             own, lease.sealer = check
-            lease.theirs, lease.pages[last], lease.own = lease.pages[last], own, own
+            lease.theirs, lease.own = lease.pages[last], own
+            self._exchange(lease, last, own)
             lease.cached = lease.given = last
             lease.positions -= self.page_size
 
@@ -268,7 +283,8 @@ class Leases:
     def passed(self, lease: Lease) -> None:
         """The checked page is what this engine computes: commit() puts it into the row."""
         assert lease.theirs is not None
-        lease.pages[lease.cached], lease.theirs = lease.theirs, None
+        self._exchange(lease, lease.cached, lease.theirs)
+        lease.theirs = None
 
     def _drop(self, lease: Lease, why: str = "") -> None:
         """What the lease would check is not checked."""
@@ -297,6 +313,7 @@ class Leases:
             pages = self.see(self._try, self.ring.extend, lease.number, n)
             if pages is not None:
                 lease.pages.extend(pages)
+                self._hold(pages)
                 self._count(lease)
                 return True
         return False
@@ -343,6 +360,7 @@ class Leases:
             return
         self.spare -= lease.spare
         lease.spare = 0
+        self._let(lease.pages)
         if lease.theirs is not None:
             computed, keys = 0, _EMPTY
             self._drop(lease, "its request ended before")
@@ -378,6 +396,21 @@ class Leases:
                        counters["private_pages"], counters["inserted_pages"])
 
     # ---- inside
+
+    def _hold(self, pages: Any) -> None:
+        numbers = np.array(pages, np.int64)
+        self.held += int(np.count_nonzero(self._readers[numbers] == 0))
+        self._readers[numbers] += 1
+
+    def _let(self, pages: Any) -> None:
+        numbers = np.array(pages, np.int64)
+        self._readers[numbers] -= 1
+        self.held -= int(np.count_nonzero(self._readers[numbers] == 0))
+
+    def _exchange(self, lease: Lease, index: int, page: int) -> None:
+        self._let([lease.pages[index]])
+        lease.pages[index] = page
+        self._hold([page])
 
     def reap(self) -> None:
         """Take the answers of COMMIT and END."""

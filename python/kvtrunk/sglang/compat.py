@@ -6,6 +6,7 @@ check() imports SGLang. problems() reads a folder or a wheel, for releases that 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import pathlib
 import zipfile
@@ -63,6 +64,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
     "sglang.srt.managers.schedule_policy.AddReqResult.NO_TOKEN": (),
     "sglang.srt.managers.schedule_policy.AddReqResult.OTHER": (),
+    "sglang.srt.mem_cache.common.touch_waiting_prefix": ("req", "tree_cache"),
+    "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver."
+    "_get_token_info": ("self",),
+    "sglang.srt.managers.scheduler_components.pool_stats_observer.PoolStats."
+    "get_prefill_usage_msg_parts": ("self",),
+    "sglang.srt.managers.scheduler_components.pool_stats_observer.PoolStats."
+    "get_decode_usage_msg_parts": ("self",),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.batch_is_full": (),
     "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode": ("self",),
     "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": ("idx",),
     "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": ("keep_indices",),
@@ -156,6 +165,12 @@ def problems(root: Folder) -> list[str]:
             if text is not None]
 
 
+@functools.lru_cache(maxsize=None)
+def _parsed(file: Any) -> ast.Module:
+    """Of a file that many names are in."""
+    return ast.parse(file.read_text("utf-8"))
+
+
 def _in_file(root: Folder, name: str, arguments: tuple[str, ...]) -> Optional[str]:
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
@@ -164,7 +179,7 @@ def _in_file(root: Folder, name: str, arguments: tuple[str, ...]) -> Optional[st
             break
     else:
         return _missing(name)
-    scope: Any = ast.parse(file.read_text("utf-8"))
+    scope: Any = _parsed(file)
     for part in parts[n:]:
         scope = _member(scope, part)
         if scope is None:

@@ -138,6 +138,46 @@ def test_without_a_prefix_cache_nothing_is_done(monkeypatch):
     assert plugin.wanted()
 
 
+@pytest.mark.parametrize("backend, off, says", [
+    ("kvtrunk", True, True), ("kvtrunk", False, False), (None, True, False)])
+def test_a_prefix_cache_that_is_off_is_told(backend, off, says, monkeypatch, caplog):
+    from sglang.srt import runtime_context
+
+    import kvtrunk.sglang as plugin
+
+    monkeypatch.setattr(runtime_context, "get_memory", lambda: types.SimpleNamespace(
+        radix_cache_backend=backend, disable_radix_cache=off))
+    plugin._say_off()
+    assert ("this engine shares nothing" in caplog.text) is says
+
+
+@pytest.mark.parametrize("asked, daemon, says", [
+    ("lru", "lru", None), ("slru", "lru", "start the daemon with --policy=slru"),
+    ("lru", "lfu", "start the daemon with --policy=lru"), ("tlru", "lru", "no policy")])
+def test_another_eviction_policy_is_told(asked, daemon, says, monkeypatch, caplog):
+    sys.path.insert(0, str(Path(__file__).parent / "standin"))
+    from kvtrunk.sglang import _cache
+
+    given = options(radix_eviction_policy=asked)
+    monkeypatch.setattr(_refusals, "Resolved", lambda: given)
+    _cache._say_policy(daemon)
+    assert says in caplog.text if says else not caplog.text
+
+
+def test_packages_that_a_model_keeps_count_by_name():
+    """torch.classes, which a model of SGLang's reaches, makes a class of any attribute."""
+    from kvtrunk._built import built_digest
+
+    def model(package):
+        one = torch.nn.Linear(2, 2)
+        one.package = package
+        return one
+
+    assert built_digest(model(torch.classes)) == built_digest(model(torch.classes))
+    assert built_digest(model(torch.classes)) != built_digest(model(torch.ops))
+    assert built_digest(model(torch)) != built_digest(model(types))
+
+
 class Pool:
     """A KV pool whose tensors are where the test puts them."""
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole SGLang engines on one pool: what one computed, the other reads in place."""
+import re
+
 import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
@@ -29,12 +31,29 @@ def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
     assert answer["tokens"] == expected and answer["cached"] == (len(first) + 39) // PAGE * PAGE
 
 
-def test_prompt_logprobs_read_nothing_from_the_cache(engines):
+@pytest.mark.parametrize("since", [0, 100, 199])
+def test_prompt_logprobs_reuse_what_lies_in_front_of_them(daemon, engines, since):
     _, a, b = engines
     text = prompt(next(SEEDS))
     first = a.generate(text)[0]["tokens"]
-    assert b.generate(text, return_logprob=True, logprob_start_len=0)[0] == {
-        "tokens": first, "cached": 0}
+    assert b.generate(text, return_logprob=True, logprob_start_len=since)[0] == {
+        "tokens": first, "cached": since // PAGE * PAGE}
+    # All of it is published.
+    other = prompt(next(SEEDS))
+    first = b.generate(other, return_logprob=True, logprob_start_len=since)[0]["tokens"]
+    assert a.generate(other)[0] == {"tokens": first, "cached": whole(other)}
+    expect_nothing_held(daemon)
+
+
+def test_used_tokens_are_those_of_this_engine(daemon, engines):
+    _, _, b = engines
+    with daemon.connect(any_geometry=True) as other:
+        held = other.alloc(PAGES // 2)
+        b.generate(prompt(next(SEEDS), 100), max_tokens=60)
+        other.free(held)
+    *_, (tokens, usage, pool) = re.findall(
+        r"#token: (\d+), token usage: ([\d.]+), pool usage: ([\d.]+)", b.said())
+    assert 0 < int(tokens) <= 256 and float(usage) < 0.1 and float(pool) > 0.5
 
 
 def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of what is replaced in a running SGLang exists there, and the document has it."""
+import pathlib
+import pkgutil
+import sys
+
+import pytest
+
+from kvtrunk.engine import _replaced
+from kvtrunk.sglang import HOOKS
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "sglang.md"
+
+
+@pytest.mark.parametrize("row", HOOKS, ids=lambda row: row.what)
+def test_what_is_replaced_exists(row):
+    sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
+    assert callable(pkgutil.resolve_name(row.what))
+
+
+def test_the_document_has_the_table():
+    assert "\n" + "\n".join(_replaced.table(HOOKS)) + "\n\n" in DOCUMENT.read_text()
