@@ -21,7 +21,7 @@ CPU_DAEMON = ["--coalesce-patience-ms=30000"]
 """Options of a daemon for engines on CPUs."""
 EACH_DEVICE = "gpu{device}"
 """Instance of a daemon for each device, as an engine's socket names it."""
-CPU_DAEMON_WHY = ("# a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
+CPU_DAEMON_WHY = ("a CPU's first chunk takes seconds: with less patience engines compute equal prompts "
                   "twice")
 BESIDE_BYTES = 6 << 30
 """Memory of an engine on a device beside weights and KV: activations, graphs, the driver's context.
@@ -215,7 +215,7 @@ def divide(arguments: argparse.Namespace, folder: pathlib.Path, n_ranks: int,
             f" (and {_gib(SPARE_BYTES)} to spare): change --engines, --engine-bytes, the size of the "
             "pool, or the number of ranks")
     given = pool or left >> 30 << 30
-    why = (f"# a device of {_gib(total)}: {needs} (--engines, --engine-bytes; weights have "
+    why = (f"a device of {_gib(total)}: {needs} (--engines, --engine-bytes; weights have "
            f"{_gib(weights)}), a pool of {_gib(given)}")
     return Division(given, engine, max(math.floor(engine / total * 1000), 1) / 1000, why)
 

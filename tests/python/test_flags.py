@@ -11,10 +11,15 @@ import sys
 import pytest
 
 from kvtrunk import _flags, _prove
+from kvtrunk.testing import program as program_of
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
           "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256,
           "vocab_size": 100, "torch_dtype": "bfloat16"}
+
+
+DEVICE = ["--device=cuda", "--device-bytes=80G", "--engine-bytes=20G"]
+STANDIN = os.path.join(os.environ.get("KVTRUNK_BIN", "/nowhere"), "tests/cuda/standin")
 
 
 def printed(tmp_path, engine, *options, **fields):
@@ -34,16 +39,72 @@ def test_flags_supervise_a_pool_in_host_memory_where_no_device_is(tmp_path, engi
     assert command[0] == "env" and any("OMP_THREADS_BIND=" in word for word in command)
 
 
+def settings(words):
+    """A daemon's options, without those that its unit has."""
+    return sorted(word[2:].replace("-", "_", word[2:].partition("=")[0].count("-"))
+                  for word in words[1:]
+                  if not word.startswith(("--supervise", "--runtime-dir=", "--instance=")))
+
+
+@pytest.mark.parametrize("engine, more", [
+    ("vllm", ["--device=cpu"]), ("sglang", ["--device=cpu", "--radix-eviction-policy=slru"]),
+    ("vllm", ["cuda", "--data-parallel-size=2"]), ("sglang", ["cuda", "--dp-size=2"])])
+def test_conf_prints_the_same_as_files(tmp_path, engine, more):
+    options = [*DEVICE, *more[1:]] if more[0] == "cuda" else more
+    *daemons, command = printed(tmp_path, engine, *options)
+    program = subprocess.run(
+        [sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(tmp_path), "--conf", "llama",
+         *options], check=True, capture_output=True, text=True).stdout
+    files, path = {}, None
+    for line in program.splitlines():
+        if line.startswith(("# /", "# then")):
+            path = line[2:]
+        elif path is not None and line and not line.startswith("#"):
+            files.setdefault(path, []).append(line)
+    names = ["llama"] if len(daemons) == 1 else ["gpu0", "gpu1"]
+    for name, words in zip(names, daemons, strict=True):
+        lines = files.pop(f"/etc/kvtrunk/{name}.conf")
+        assert sorted(line.replace(" = ", "=") for line in lines) == settings(words)
+        if more[0] != "cuda":
+            (tmp_path / "own.conf").write_text("\n".join(lines))
+            subprocess.run([program_of("kvtrunkd"), f"--config={tmp_path}/own.conf",
+                            "--check-config"], check=True, stdout=subprocess.DEVNULL)
+    *units, start = files.items()
+    assert start[1][-1].split()[3:] == [
+        *(f"kvtrunkd@{name}.socket" for name in names), *(os.path.basename(path) for path, _ in units)]
+    words = [word for word in command if word != "env" and not word.startswith("KVTRUNK_SOCKET=")]
+    at = next(i for i, word in enumerate(words) if "=" not in word)
+    for i, (_, lines) in enumerate(units):
+        made = [unquoted(line.partition("=")[2]) for line in lines if line.startswith("ExecStart=")]
+        port = str((8000 if engine == "vllm" else 30000) + i)
+        assert made[0][1:] == [*words[at + 1:], "--port", port]
+        set_to = [unquoted(line.partition("=")[2])[0] for line in lines
+                  if line.startswith("Environment=")]
+        socket = "gpu{device}" if len(names) > 1 else "llama"
+        assert set_to[0] == f"KVTRUNK_SOCKET=/run/kvtrunk/{socket}.sock"
+        if i == 0:
+            assert set_to[1:] == words[:at]
+    assert len(units) == 2
+
+
+def unquoted(text):
+    """A line's words, as systemd reads them."""
+    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(text)]
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", ""])
+def test_conf_takes_names_of_instances(tmp_path, name):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(tmp_path, "sglang", "--conf", name)
+    assert "is no name of an instance" in failed.value.stderr
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_on_cpus_are_waited_for_longer_than_a_chunk(tmp_path, engine):
     """With the default of a second equal prompts at one moment are computed twice."""
     daemon, _ = printed(tmp_path, engine, "--device=cpu")
     patience = [word for word in daemon if word.startswith("--coalesce-patience-ms=")]
     assert len(patience) == 1 and int(patience[0].split("=")[1]) >= 10_000
-
-
-DEVICE = ["--device=cuda", "--device-bytes=80G", "--engine-bytes=20G"]
-STANDIN = os.path.join(os.environ.get("KVTRUNK_BIN", "/nowhere"), "tests/cuda/standin")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -9,14 +9,14 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
-import shlex
 import sys
 from typing import Optional
 
 from .. import Geometry, __version__, _doctor, _flags, _prove
 from .._texts import Size
 from .._weights import model_folder
-from . import NAME, compat
+from ..engine import _commands, _replaced
+from . import HOOKS, NAME, compat
 
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
@@ -57,27 +57,35 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
 
 def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
-    ranks, pool, more = arguments.tp_size, arguments.pool or 8 << 30, ""
+    ranks, pool = arguments.tp_size, arguments.pool or 8 << 30
     on_cpu, replicas = arguments.device == "cpu", arguments.dp_size
     try:
         if on_cpu:
             why = _flags.CPU_DAEMON_WHY
-            more = f"; of two, the second has other CPUs: {_cpus_of_second(ranks * replicas)}"
         else:
             division = _flags.divide(arguments, model_folder(arguments.model), ranks,
                                      arguments.pool)
             pool, why = division.pool, division.why
-        daemon, variables, engine = commands(arguments.model, arguments.page_size, pool,
-                                             arguments.kv_type, ranks, arguments.device, replicas)
+        made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
+                        arguments.device, replicas)
     except (ValueError, OSError) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 1
-    print("# the daemon, once" if on_cpu or replicas == 1 else "# a daemon for each device, once")
-    print(why)
-    for words in _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks):
-        print(shlex.join(words))
-    print(f"# each engine{more}")
-    print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
+    daemon, engine = made.daemon, made.engine
+    if arguments.radix_eviction_policy:
+        daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
+        engine = [*engine, "--radix-eviction-policy", arguments.radix_eviction_policy]
+    variables, notes = [made.variables], []
+    if on_cpu:
+        second = _cpus_of_second(ranks * replicas)
+        variables.append([*made.variables[:-1], second])
+        notes.append(f"of two, the second has other CPUs: {second}")
+    start = _commands.Start(
+        "sglang", _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks),
+        [why], variables, engine, notes, 30000,
+        2 if on_cpu else arguments.engines)
+    print("\n".join(_commands.files(start, arguments.conf) if arguments.conf else
+                    _commands.commands(start)))
     return 0
 
 
@@ -122,6 +130,8 @@ def _doctor_sglang(report: _doctor.Report) -> None:
                    f"install one of {compat.RELEASES}, or a newer kvtrunk")
     else:
         report.good(f"sglang {version} has every name that kvtrunk uses")
+    for line in _replaced.lines(HOOKS):
+        report.note(f"replaces {line}")
     found = [point.value for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
     allowed = os.environ.get("SGLANG_PLUGINS")
     if not any(value.startswith("kvtrunk.sglang:") for value in found):
@@ -168,6 +178,9 @@ def main() -> int:
                      "(8G; on a device what the engines leave)")
     one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
+    one.add_argument("--radix-eviction-policy", choices=["lru", "slru", "lfu", "priority"],
+                     help="how the daemon evicts, for all engines (lru)")
+    _commands.add_options(one)
     _flags.add_device_options(one)
     _prove.add_options(three)
     two = kinds.add_parser("doctor", help="say what is wrong here")

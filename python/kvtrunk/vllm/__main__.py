@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import shlex
 import sys
 from typing import Any, Optional
 
@@ -27,7 +26,7 @@ from .. import _doctor, _flags, _prove
 from .._geometry import Geometry
 from .._texts import Size
 from .._weights import model_folder
-from ..engine import _replaced
+from ..engine import _commands, _replaced
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
@@ -211,18 +210,20 @@ def flags(arguments: argparse.Namespace) -> int:
     """Print what to start."""
     on_cpu, replicas = arguments.device == "cpu", arguments.data_parallel_size
     daemon, variables, engine = commands(arguments, replicas, arguments.speculative_config)
-    print("# the daemon, once" if on_cpu or replicas == 1 else "# a daemon for each device, once")
-    print(_flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why)
-    for words in _flags.of_replicas(daemon, 1 if on_cpu else replicas,
-                                    arguments.tensor_parallel_size):
-        print(shlex.join(words))
-    print("# each engine; it takes no KV memory of its own")
+    why, notes = _flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why, []
+    notes.append("it takes no KV memory of its own")
     if on_cpu and LATENT in daemon:
-        print("# on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
+        notes.append("on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
     if on_cpu:
-        print(f"# threads for {max(2, replicas)} engines on these CPUs: more than there are cores make "
-              "requests slow")
-    print(shlex.join([*(["env"] if variables else []), *variables, *engine]))
+        notes.append(f"threads for {max(2, replicas)} engines on these CPUs: more than there are "
+                     "cores make requests slow")
+    start = _commands.Start(
+        "vllm", _flags.of_replicas(daemon, 1 if on_cpu else replicas,
+                                   arguments.tensor_parallel_size),
+        [why], [variables], engine, notes, 8000,
+        2 if on_cpu else arguments.engines)
+    print("\n".join(_commands.files(start, arguments.conf) if arguments.conf else
+                    _commands.commands(start)))
     return 0
 
 
@@ -316,6 +317,7 @@ def main() -> int:
                      help="as vLLM's: layers with windows keep all tokens, without side pages")
     one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
+    _commands.add_options(one)
     _prove.add_options(three)
     one.set_defaults(run=flags)
     three.set_defaults(run=prove)

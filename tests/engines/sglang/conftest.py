@@ -20,9 +20,16 @@ KILLS = [*((operation, "sglang::scheduler") for operation in ("BEGIN", "COMMIT",
 SMALL = {}
 STARTS = {"plain": {}}
 NEW_EPOCH = "flush"
-ON_A_CPU = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend",
-            "pytorch", "--grammar-backend", "none", "--disable-cuda-graph",
-            "--mem-fraction-static", "0.5"]
+BEHIND = {
+    "--attention-backend torch_native": "its own for CPUs is compiled, and in no package index",
+    "--sampling-backend pytorch": "the same",
+    "--grammar-backend none": "its libraries are for GPUs, and not installed",
+    "--disable-cuda-graph": "it compiles for minutes on a CPU, too",
+    "--mem-fraction-static 0.5": "the machine is small, and has several engines",
+}
+"""All that servers of the tests get behind what `flags` prints, but for their ports: why. Never the
+device, types, sizes or the backend of the cache."""
+ON_A_CPU = [word for option in BEHIND for word in option.split()]
 STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
 """PYTHONPATH of an engine."""
 ENGINE, PROVE, SERVE = "sglang", ["--page-size", str(PAGE)], ON_A_CPU

@@ -12,7 +12,7 @@ def started(folder, options):
     import sglang
 
     return sglang.Engine(**{
-        "model_path": folder, "device": "cpu", "dtype": "float32", "skip_tokenizer_init": True,
+        "model_path": folder, "dtype": "float32", "skip_tokenizer_init": True,
         "attention_backend": "torch_native", "sampling_backend": "pytorch",
         "grammar_backend": "none", "chunked_prefill_size": 256, "context_length": 2048,
         "max_running_requests": 16, "mem_fraction_static": 0.5, "disable_cuda_graph": True,
