@@ -69,6 +69,8 @@ int kvt_admin_print(struct kvt_json *json);
 
 int kvt_admin_status(struct kvt_admin *admin);
 int kvt_admin_pid(struct kvt_admin *admin);
+int kvt_admin_list(struct kvt_admin *admin);
+int kvt_admin_ping(struct kvt_admin *admin);
 int kvt_admin_config(struct kvt_admin *admin);
 int kvt_admin_metrics(struct kvt_admin *admin);
 int kvt_admin_top(struct kvt_admin *admin);

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shm/commit.h"
 #include "shm/stdio.h"
@@ -31,6 +32,10 @@ static const struct command {
 	{ "status", "", "version, pages, tree, leases, hits, latency by operation", "",
 	  kvt_admin_status, false },
 	{ "pid", "", "the daemon's process, as in kill $(kvtctl pid)", "", kvt_admin_pid, false },
+	{ "list", "", "the instances of this host, and those that cannot be asked",
+	  "Of the folder of the socket in use, /run/kvtrunk and $XDG_RUNTIME_DIR/kvtrunk. Exit 1\n"
+	  "if one does not answer, or a folder may not be read.\n", kvt_admin_list, false },
+	{ "ping", "", "does it answer, and how soon", "", kvt_admin_ping, false },
 	{ "config", "", "options in use: value, and where it was set",
 	  "in use      the effective value (n_pages = 0: as many as fit)\n"
 	  "configured  the value that was set, if different\n"
@@ -103,16 +108,18 @@ static const struct command {
 /* Print one screen; `all`: also kvtlab's commands, the options and the exit codes. */
 static void help(FILE *to, bool all)
 {
-	fprintf(to, "usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] COMMAND [...]\n\n");
+	fprintf(to, "usage: kvtctl [-i NAME | --socket PATH] [--timeout SECONDS] [--json] "
+		"COMMAND [...]\n\n");
 	for (size_t i = 0; i < N_COMMANDS; i++)
 		if (all || commands[i].run)
 			fprintf(to, "  %-11s %s\n", commands[i].name, commands[i].help);
 	if (!all) {
 		fprintf(to, "\nkvtctl help COMMAND: more about one. kvtctl --help-all: options, "
-			"exit codes,\nand the commands of kvtlab.\n");
+			"and all else.\n");
 		return;
 	}
-	fprintf(to, "\n  --socket PATH       default: $KVTRUNK_SOCKET, then "
+	fprintf(to, "\n  -i NAME             an instance of this host, as kvtctl list shows them"
+		"\n  --socket PATH       default: $KVTRUNK_SOCKET, then "
 		"/run/kvtrunk/default.sock\n"
 		"  --timeout SECONDS   how long a daemon may take to answer (3); audit, evict,\n"
 		"                      remove, reset, upgrade may take longer unless it is given\n"
@@ -183,7 +190,8 @@ static int help_of(const struct command *command)
 
 	if (!command->details)
 		return run_lab(2, words, NULL, false);
-	printf("usage: kvtctl [--socket PATH] [--timeout SECONDS] [--json] %s %s\n%s\n%s%s",
+	printf("usage: kvtctl [-i NAME | --socket PATH] [--timeout SECONDS] [--json] "
+	       "%s %s\n%s\n%s%s",
 	       command->name, command->arguments, command->help, *command->details ? "\n" : "",
 	       command->details);
 	return KVT_EXIT_OK;
@@ -221,6 +229,7 @@ static int run_admin(const struct command *command, struct kvt_admin *admin, boo
 /* Options before the command, and its words. */
 struct invocation {
 	const char *socket_path;
+	char named[256]; /* that of an instance, by its name */
 	int64_t timeout_ns; /* 0: not given */
 	bool json;
 	int n; /* words: the command and its arguments */
@@ -294,6 +303,27 @@ static const char *own_option(const void *list, size_t i)
 	return i < sizeof(names) / sizeof(names[0]) ? names[i] : NULL;
 }
 
+/* Name an instance of the host: its socket in /run/kvtrunk, else in the user's own folder. */
+static int name_socket(struct invocation *given, const char *name)
+{
+	const char *run = getenv("XDG_RUNTIME_DIR");
+	int n = snprintf(given->named, sizeof(given->named), "/run/kvtrunk/%s.sock", name);
+
+	if (!*name || strchr(name, '/')) {
+		fprintf(stderr, "kvtctl: -i needs the name of an instance, not '%s': kvtctl list "
+			"shows them, --socket takes a path\n", name);
+		return 1;
+	}
+	if (run && *run && access(given->named, F_OK) != 0)
+		n = snprintf(given->named, sizeof(given->named), "%s/kvtrunk/%s.sock", run, name);
+	if (n >= (int)sizeof(given->named)) {
+		fprintf(stderr, "kvtctl: the name '%s' is too long\n", name);
+		return 1;
+	}
+	given->socket_path = given->named;
+	return 0;
+}
+
 /* One of our own options, which may stand anywhere. Negative: it is none; 0: taken; 1: it is
  * wrong, and that was said. */
 static int take_own(struct invocation *given, char **argv, int *i)
@@ -311,6 +341,9 @@ static int take_own(struct invocation *given, char **argv, int *i)
 			fprintf(stderr, "kvtctl: --socket needs a path\n");
 		return !*value;
 	}
+	value = value_of("-i", argv, i);
+	if (value)
+		return name_socket(given, value);
 	value = value_of("--timeout", argv, i);
 	if (value)
 		return read_timeout(value, &given->timeout_ns) != 0;

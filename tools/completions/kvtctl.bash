@@ -2,7 +2,7 @@
 # bash completion for kvtctl
 _kvtctl() {
 	local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command="" i
-	local commands="status pid config metrics top clients namespaces tree page feed audit evict remove reset
+	local commands="list ping status pid config metrics top clients namespaces tree page feed audit evict remove reset
 		upgrade fence store geometry script replay verify help version"
 	for ((i = 1; i < COMP_CWORD; i++)); do
 		case " ${commands//[$'\n\t']/ } " in *" ${COMP_WORDS[i]} "*) command=${COMP_WORDS[i]} ;; esac
