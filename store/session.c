@@ -12,13 +12,15 @@
 
 #include "daemon/setup/memory.h"
 #include "shm/atomic.h"
-#include "store/attach.h"
 #include "store/store.h"
 #include "store/why.h"
 #include "tools/progress.h"
 #include "tools/util.h"
 
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
+/* Deadline of calls. While a daemon is stopped or hangs, so do its clients: a FETCH that finds the
+ * store waiting with them loses nothing, and three of those are the last for a second. */
+#define CALL_NS 1000000000ll
 #define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -151,13 +153,42 @@ static void bind_cache(struct kvt_store *store, const struct kvt_info *info)
 	kvt_tier_unlock(store->tier);
 }
 
+/* Connect, and map the pool, where the driver shows it. `call_ns` is the deadline of each call. */
+static int attach(struct kvt_store *store, int64_t call_ns, struct kvt_error *why)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	bool on_device;
+	int rc;
+
+	options.socket_path = store->daemon_path;
+	options.label = "kvtstored";
+	options.flags = KVT_ANY_GEOMETRY; /* it writes pages as it read them */
+	options.begin_wait_ns = -1;
+	options.connect_wait_ns = -1;
+	options.timeout_ns = call_ns;
+	options.store_path = "";
+	rc = kvt_client_connect(&store->client, &options, why);
+	if (rc != 0)
+		return rc;
+	on_device = kvt_client_info(store->client)->backend != KVT_POOL_HOST;
+	if (on_device && !store->device)
+		rc = kvt_device_open(&store->device, why);
+	if (rc == 0)
+		rc = kvt_slabs_map(&store->slabs, store->client,
+				   on_device ? store->device : NULL, why);
+	if (rc == 0)
+		return 0;
+	kvt_client_close(store->client, KVT_IDLE);
+	store->client = NULL;
+	return rc;
+}
+
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 {
 	const struct kvt_store_options *options = &store->host->options;
 	const struct kvt_info *info;
 	bool at_start = !options->several && !store->instance[0];
-	int rc = kvt_attach(store->daemon_path, at_start ? START_CALL_NS : KVT_ATTACH_CALL_NS,
-			    &store->client, &store->device, &store->slabs, why);
+	int rc = attach(store, at_start ? START_CALL_NS : CALL_NS, why);
 
 	if (rc != 0)
 		return rc;
@@ -182,7 +213,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc != 0)
 		kvt_store_disconnect(store);
 	else
-		kvt_client_set_timeout(store->client, KVT_ATTACH_CALL_NS);
+		kvt_client_set_timeout(store->client, CALL_NS);
 	return rc;
 }
 
