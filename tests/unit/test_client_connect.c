@@ -349,7 +349,7 @@ TEST(absent_daemons_are_told_apart)
 	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
 	assert_int_equal(error.attach_state, KVT_ATTACH_FAILED);
 	options.socket_path = "";
-	assert_int_equal(kvt_client_connect(&client, &options, &error), -ENAMETOOLONG);
+	assert_int_equal(kvt_client_connect(&client, &options, &error), -EINVAL);
 	snprintf(other, sizeof(other), "%s-stream", path);
 	memcpy(address.sun_path, other, sizeof(address.sun_path));
 	stream = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
