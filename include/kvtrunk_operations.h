@@ -71,6 +71,14 @@ extern "C" {
  * unless that has one, and page KVT_NONE drops one, unless another sequence needs it. The answer's
  * `pages` are those that were not taken: they stay the session's. -EINVAL: nothing happened.
  *
+ * KVT_F_NO_PAGES with BEGIN, for schedulers that admit requests before they have room for them: the
+ * match is locked and the rest announced, but `pages` ends with the reusable ones, and `arg` is 0.
+ * EXTEND gives pages. Until its first one the lease computes nothing: no BEGIN waits for it. A
+ * lease that is refused pages holds its match: end it. COMMIT takes keys as far as the table goes.
+ * At most 1 in 16 pages of the pool (n_slots) may be announced without a page behind it: -ENOSPC,
+ * reason `slots`, `available` counts the leading pages whose keys BEGIN can take. Begin with those;
+ * COMMIT brings the other keys. Submit it: kvt_seq_start() takes no such flag.
+ *
  * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
  * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and
  * further than now by more than the option coalesce_threshold, waits for that COMMIT as for

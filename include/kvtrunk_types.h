@@ -66,6 +66,8 @@ enum kvt_sqe_flag {
 				     * those of COMMIT and all that they continue */
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
+	KVT_F_NO_PAGES = 1u << 10,  /* BEGIN: lock and announce, but give no private pages: EXTEND
+				     * does. Until the first one no BEGIN waits for the lease */
 	KVT_F_SHORTER = 1u << 11,   /* LOCK: what is left of the handle, if anything is; ALLOC: as
 				     * many of the pages as can be had, at least one */
 	KVT_F_NO_LIST = 1u << 12,   /* COMMIT with KEEP: answer without the page table */
@@ -163,7 +165,8 @@ enum kvt_reason {
 	KVT_REASON_FATAL = 42,
 	KVT_REASON_MEMORY = 43,
 	KVT_REASON_SIDE_PLACE = 44,
-	KVT_REASON_COUNT = 45,
+	KVT_REASON_SLOTS = 45,
+	KVT_REASON_COUNT = 46,
 };
 
 enum kvt_page_state {

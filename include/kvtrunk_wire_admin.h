@@ -61,6 +61,7 @@ struct kvt_message_admin {
 	X(LIMIT_LEASES)                                                                           \
 	X(LEASES)                                                                                 \
 	X(NODES)                                                                                  \
+	X(SLOTS)                                                                                  \
 	X(DRAINING)
 
 enum kvt_refusal {

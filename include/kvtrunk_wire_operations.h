@@ -38,7 +38,8 @@
  *           reused positions that other sessions sealed; ttl_ms = deadline, with WAIT or NO_WAIT
  *           only. If pages have sides, n_list counts that word and, behind it, for each kind the
  *           side pages of the last reusable pages, as many as it needs; fence_value = a
- *           declared point: positions, or KVT_POINT_JUNCTION
+ *           declared point: positions, or KVT_POINT_JUNCTION. With NO_PAGES no arg, and the page
+ *           table ends with the reusable pages
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table,
  *           none with NO_LIST; with SIDES the given pages that were not taken
  *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
@@ -141,7 +142,7 @@ enum kvt_list_size {
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE | KVT_TAKES_POINT,                        \
 	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OWN_STREAM | \
-	  KVT_F_ROOT_KEY,                                                                 \
+	  KVT_F_ROOT_KEY | KVT_F_NO_PAGES,                                                \
 	  KVT_LIST_BEGUN,                                                                 \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \

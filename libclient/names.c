@@ -121,6 +121,9 @@ static const struct {
 	[KVT_REASON_SIDE_PLACE] = { "side_place",
 		"a side page hangs on a page that this COMMIT leaves cached: name a page of the "
 		"sequence in front of `computed`, and a kind that the daemon's option sides has" },
+	[KVT_REASON_SLOTS] = { "slots",
+		"more pages without a page behind them were announced than there are places: begin "
+		"with the keys of as many pages as are available, and COMMIT the others" },
 };
 _Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
 

@@ -204,6 +204,10 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 
 	if (rc != 0)
 		return rc;
+	if (begin->flags & KVT_F_NO_PAGES)
+		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "begin: no NO_PAGES here: a sequence has a page table; "
+				       "submit a BEGIN (kvt_submit())");
 	if (begin->flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
 				       "begin: no WAIT or NO_WAIT here: set begin_wait_ns, or "

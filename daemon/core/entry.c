@@ -143,6 +143,7 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	     (sqe->list_offset || sqe->list_capacity)) ||
 	    (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	     (sqe->arg || sqe->keys_offset || sqe->n_keys)) ||
+	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_NO_PAGES) && sqe->arg) ||
 	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys &&
 	     (sqe->arg || sqe->list_capacity || sqe->flags)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);

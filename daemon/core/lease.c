@@ -492,7 +492,8 @@ int kvt_private_check(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 /** The plan of a BEGIN, made before anything changes. */
 struct begin_plan {
 	uint32_t n_keys;  /* those of the handle included */
-	uint32_t table;   /* entries of the page table */
+	uint32_t table;   /* pages of all positions */
+	uint32_t given;   /* private pages in the page table, behind the reused ones */
 	uint32_t whole;   /* whole pages of keys, 0 when disabled */
 	uint32_t matched; /* pages */
 	uint32_t reuse;   /* pages */
@@ -502,11 +503,9 @@ struct begin_plan {
 	struct kvt_need need;
 };
 
-/** Reuse what is usable where pages have sides. Behind the table, the answer's list has the word of
- * shared positions and the side pages. */
+/** Behind the table, the answer's list has the word of shared positions and the side pages. */
 static void plan_sides(struct kvt_core *core, struct begin_plan *plan)
 {
-	plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
 	plan->words++;
 	for (uint32_t kind = 0; kind < core->n_sides; kind++)
 		plan->words += kvt_min(core->config.side_pages[kind], plan->reuse);
@@ -562,6 +561,16 @@ static void evict_first(struct kvt_core *core, const struct kvt_op_context *op,
 	core->evict_path = plan->walk.node;
 }
 
+/** Slots for announced pages that have no private page behind them. Every other page may want one
+ * slot: so many are left out, and no other operation lacks one for these. */
+static uint32_t spare_slots(const struct kvt_core *core)
+{
+	uint64_t in_slots = core->count->cached_pages - core->count->side_pages;
+	uint64_t kept = core->config.n_pages - 1 - in_slots;
+
+	return core->slots.free_slots > kept ? (uint32_t)(core->slots.free_slots - kept) : 0;
+}
+
 static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct begin_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
@@ -586,7 +595,10 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
 	if (plan->reuse * core->ps == plan->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
-	plan->words = plan->table;
+	if (core->n_sides > 0)
+		plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
+	plan->given = flags & KVT_F_NO_PAGES ? 0 : plan->table - plan->reuse;
+	plan->words = plan->reuse + plan->given;
 	if (core->n_sides > 0)
 		plan_sides(core, plan);
 	plan->fresh = plan->whole - plan->walk.walked;
@@ -598,22 +610,25 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	if (flags & (KVT_F_WAIT | KVT_F_NO_WAIT) && plan->table <= sqe->list_capacity &&
 	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
 		return KVT_WAITS;
-	error = page_quota(core, op, plan->table - plan->reuse, plan->need.path_pages);
+	error = page_quota(core, op, plan->given, plan->need.path_pages);
 	if (error)
 		return error;
 	if (plan->words > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->words);
-	taken = plan->table - plan->reuse - op->own;
+	taken = plan->given - op->own;
 	plan->need.spare = plan->fresh > 0 && taken > core->count->free_pages;
 	if (plan->need.spare)
 		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
-	error = room_check(core, op, plan->table - plan->reuse, plan->need.path_pages);
+	error = room_check(core, op, plan->given, plan->need.path_pages);
 	if (error) {
 		evict_first(core, op, plan);
 		return error;
 	}
 	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
+	if (flags & KVT_F_NO_PAGES && plan->fresh > spare_slots(core))
+		return kvt_refuse(op, -ENOSPC, KVT_REASON_SLOTS,
+				  plan->walk.walked + spare_slots(core));
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
 	return 0;
@@ -680,12 +695,13 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 
 	if (error)
 		return error;
-	node = begin_path(core, op, &plan, plan.table - plan.reuse - op->own);
+	node = begin_path(core, op, &plan, plan.given - op->own);
 	kvt_path_touch(core, node);
 	id = kvt_lease_make(core, op->session, KVT_LEASE_BEGIN, node, plan.whole);
 	lease = &core->leases[id];
 	lease->flags = (uint16_t)((sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
-				  (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0));
+				  (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0) |
+				  (sqe->flags & KVT_F_NO_PAGES ? KVT_LEASE_BARE : 0));
 	lease->namespace_id = sqe->namespace_id;
 	lease->root_key = op->root_key;
 	lease->done = plan.reuse;
@@ -699,15 +715,16 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 		      sqe->n_keys % core->ps);
 	kvt_path_announce(core, id);
 	kvt_path_pages(core, node, plan.reuse, list);
-	append_pages(core, id, plan.table - plan.reuse, op->own, list + plan.reuse);
+	append_pages(core, id, plan.given, op->own, list + plan.reuse);
 	if (core->change)
 		note_used(core, node, plan.reuse);
 	shared = core->ps * kvt_path_shared(core, node, plan.reuse,
 					    core->sessions[op->session].sealer);
-	if (sqe->list_capacity > plan.table)
-		list[plan.table] = shared;
+	list += plan.reuse + plan.given;
+	if (sqe->list_capacity > plan.reuse + plan.given)
+		*list++ = shared;
 	if (core->n_sides > 0)
-		write_sides(core, node, plan.reuse, list + plan.table + 1);
+		write_sides(core, node, plan.reuse, list);
 
 	kvt_tally_begun(core, op->session, sqe->namespace_id, plan.n_keys, plan.reuse * core->ps);
 	core->count->shared_hit_positions += shared;
@@ -836,15 +853,15 @@ static int commit_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 	if (plan->computed > table)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_TABLE, lease->computed);
 	/* Keys have no place beyond the table. The last token sampled has no KV yet, either. */
-	if (plan->n_keys > table - lease->known)
-		plan->n_keys = (uint32_t)(table - lease->known);
+	if (plan->n_keys + (uint64_t)lease->known > table)
+		plan->n_keys = lease->known < table ? (uint32_t)table - lease->known : 0;
 	known = lease->known + plan->n_keys;
 	if (plan->computed > known)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BEYOND_KEYS, lease->computed);
 	plan->whole = plan->computed / core->ps;
-	/* Look-on leaves at least one known position to compute. */
+	/* Look-on leaves at least one known position to compute, and ends with the table. */
 	if (known > 0 && looks_on(core, lease))
-		plan->limit = (known - 1) / core->ps;
+		plan->limit = kvt_min((known - 1) / core->ps, lease->done + lease->n_private);
 	error = check_attached(core, op, lease);
 	if (!error && op->sqe->op == KVT_OP_COMMIT)
 		error = check_table(op, lease);
@@ -1030,6 +1047,14 @@ int kvt_op_commit(struct kvt_core *core, struct kvt_op_context *op)
 
 /* ---- EXTEND, END */
 
+/** Have others wait for a lease from now on: it has pages. The caller has saved it. */
+static void begin_computing(struct kvt_core *core, uint32_t id)
+{
+	core->leases[id].flags &= (uint16_t)~KVT_LEASE_BARE;
+	core->leases[id].sealed_ns = core->now_ns;
+	kvt_path_announce(core, id);
+}
+
 int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 {
 	struct kvt_lease_record *lease = &core->leases[op->sqe->node];
@@ -1049,6 +1074,8 @@ int kvt_op_extend(struct kvt_core *core, struct kvt_op_context *op)
 		append_pages(core, op->sqe->node, n, op->own,
 			     op->view->list + op->sqe->list_offset);
 	}
+	if (lease->flags & KVT_LEASE_BARE && lease->n_private > 0)
+		begin_computing(core, op->sqe->node);
 	kvt_path_touch(core, lease->node);
 	op->cqe->lease = op->sqe->node;
 	op->cqe->lease_generation = op->sqe->generation;

@@ -490,7 +490,7 @@ static int check_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_lease_record *lease = &core->leases[id];
 	const uint32_t flags = KVT_LEASE_COUNTED | KVT_LEASE_FORCE_MISS | KVT_LEASE_ENDING |
-			       KVT_LEASE_FULL | KVT_LEASE_LATE;
+			       KVT_LEASE_FULL | KVT_LEASE_LATE | KVT_LEASE_BARE;
 	uint32_t state;
 
 	if (lease->kind > KVT_LEASE_BEGIN || lease->flags & ~flags)
@@ -537,7 +537,9 @@ static int check_path(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 	if (lease->point && (lease->point <= lease->done || lease->point > lease->path_pages ||
 			     core->n_sides == 0))
 		return kvt_unclean(why, "lease %u declares a point at page %u", id, lease->point);
-	if (lease->done > lease->path_pages || lease->known > table || lease->computed > table)
+	/* Begun without pages it knows more than its table holds, never more than the pool. */
+	if (lease->done > lease->path_pages || lease->computed > table ||
+	    lease->known > (core->config.n_pages - 1ull) * core->ps)
 		return kvt_unclean(why, "lease %u: %u positions known, %u computed, %u pages done",
 				 id, lease->known, lease->computed, lease->done);
 	if (lease->node == KVT_NONE)

@@ -53,7 +53,7 @@ static bool computes(const struct kvt_core *core, uint32_t id)
 	const struct kvt_lease_record *lease = &core->leases[id];
 
 	return lease->kind == KVT_LEASE_BEGIN &&
-	       !(lease->flags & (KVT_LEASE_ENDING | KVT_LEASE_LATE)) &&
+	       !(lease->flags & (KVT_LEASE_ENDING | KVT_LEASE_LATE | KVT_LEASE_BARE)) &&
 	       core->sessions[lease->session].state == KVT_SESSION_OPEN &&
 	       !core->sessions[lease->session].in_vain && !stalled(core, id) &&
 	       lease->epoch == core->arena->epoch && !kvt_path_detached(core, lease->node);

@@ -58,6 +58,7 @@ int lease_make(struct kvt_oracle *o, uint32_t kind, uint32_t node, struct model_
 	lease->root_key = record->root_key;
 	lease->node = node;
 	lease->counted = lease->force_miss = lease->ending = lease->late = false;
+	lease->bare = false;
 	lease->point = 0;
 	lease->sealed_ns = record->now_ns;
 	lease->gap_us = 0;
@@ -155,6 +156,7 @@ struct begin {
 	uint32_t table; /* pages */
 	uint32_t whole; /* pages of keys */
 	uint32_t reuse; /* pages */
+	uint32_t given; /* private pages */
 	uint32_t words; /* of the list */
 	struct model_walk walk;
 };
@@ -189,7 +191,8 @@ static int begin_walk(struct kvt_oracle *o, struct begin *b)
 	if (b->reuse > 0 && b->reuse * ps == b->n_keys && !(sqe->flags & KVT_F_FULL))
 		b->reuse--;
 	b->reuse = model_usable(o, b->walk.matched_node, b->reuse);
-	b->words = b->table + (o->config.n_sides > 0);
+	b->given = sqe->flags & KVT_F_NO_PAGES ? 0 : b->table - b->reuse;
+	b->words = b->reuse + b->given + (o->config.n_sides > 0);
 	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
 		b->words += least(o->config.side_pages[kind], b->reuse);
 	return 0;
@@ -218,11 +221,21 @@ static uint64_t begin_locks(struct kvt_oracle *o, const struct begin *b)
 	return model_unlocked_on_path(o, b->walk.node, b->walk.pages) + point_let(o, b, false);
 }
 
+/* Count the slots for announced pages beyond one for each page of the pool. */
+static uint64_t spare_slots(const struct kvt_oracle *o)
+{
+	uint64_t spare = o->config.n_slots - o->config.n_pages, announced = 0;
+
+	for (uint32_t i = 0; i < o->n_live; i++)
+		announced += o->nodes[o->live[i]]->n - o->nodes[o->live[i]]->sealed;
+	return spare > announced ? spare - announced : 0;
+}
+
 static int begin_room(struct kvt_oracle *o, struct begin *b)
 {
 	struct model_run *run = &o->run;
 	const struct model_node *last = model_node(o, b->walk.node);
-	uint32_t fresh = b->table - b->reuse;
+	uint32_t fresh = b->given;
 	bool split = last && b->walk.pages > 0 && model_end(last) > b->walk.pages;
 	uint64_t locked = begin_locks(o, b), available;
 	/* One in reserve: an eviction for pages may leave its last victim's node in use. */
@@ -247,6 +260,8 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 	run->keys = run->record->keys;
 	run->root_key = run->record->root_key;
 	run->base = b->walk.named;
+	if (run->record->sqe.flags & KVT_F_NO_PAGES && b->whole > b->walk.pages + spare_slots(o))
+		return run_refuse(o, -ENOSPC, KVT_REASON_SLOTS, b->walk.pages + spare_slots(o));
 	return run_need_nodes(o, most);
 }
 
@@ -317,7 +332,8 @@ int lease_begin(struct kvt_oracle *o)
 	TRY(run_want_path(o, run->cursor, b.reuse));
 	for (uint32_t i = 0; i < b.reuse; i++)
 		TRY(table_add(o, lease, run->want_list[i]));
-	TRY(table_add_fresh(o, lease, b.table - b.reuse));
+	TRY(table_add_fresh(o, lease, b.given));
+	lease->bare = sqe->flags & KVT_F_NO_PAGES;
 	declare_point(o, &b, lease);
 	run->want.begin = (struct kvt_answer_begin){
 		.matched = sqe->flags & KVT_F_FORCE_MISS ? 0 : b.walk.matched * ps,
@@ -354,7 +370,8 @@ static int path_is_attached(struct kvt_oracle *o, const struct model_lease *leas
 /* Return how many of the given keys have a place in the page table. */
 static uint32_t keys_taken(const struct kvt_oracle *o, const struct model_lease *lease)
 {
-	uint64_t room = (uint64_t)lease->n_table * o->config.page_size - lease->known;
+	uint64_t table = (uint64_t)lease->n_table * o->config.page_size;
+	uint64_t room = table > lease->known ? table - lease->known : 0;
 	uint32_t n = o->run.record->sqe.n_keys;
 
 	return n < room ? n : (uint32_t)room;
@@ -467,7 +484,7 @@ static int commit_seal(struct kvt_oracle *o, struct model_lease *lease, uint32_t
 		model_page_cache(o, lease->table[i], node->id);
 		o->run.sealed++;
 	}
-	for (; looks_on && (uint64_t)(i + 1) * ps < lease->known; i++) {
+	for (; looks_on && (uint64_t)(i + 1) * ps < lease->known && i < lease->n_table; i++) {
 		uint32_t twin = model_page_at(o, lease->node, i);
 
 		if (!twin)
@@ -647,6 +664,10 @@ int lease_extend(struct kvt_oracle *o)
 	} else {
 		TRY(run_need_private(o, record->sqe.arg));
 		TRY(table_add_fresh(o, lease, record->sqe.arg));
+	}
+	if (lease->bare && lease->n_table > lease->done) {
+		lease->bare = false;
+		lease->sealed_ns = record->now_ns;
 	}
 	model_touch(o, lease->node);
 	run->want.lease = run->record->sqe.node;

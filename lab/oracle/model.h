@@ -87,6 +87,7 @@ struct model_lease {
 	uint64_t root_key;
 	uint32_t node; /* deepest locked node or 0 */
 	bool counted, force_miss, ending, late;
+	bool bare; /* NO_PAGES, and without a page so far: it computes nothing */
 	uint32_t point; /* pages in front of a declared point, not reached yet; 0: none */
 	uint64_t sealed_ns; /* its BEGIN or last seal */
 	uint64_t gap_us;    /* the longest between two of these */

@@ -28,7 +28,7 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 			    .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .fence = 1,
 			    .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
-				   KVT_F_OWN_STREAM | KVT_F_ROOT_KEY,
+				   KVT_F_OWN_STREAM | KVT_F_ROOT_KEY | KVT_F_NO_PAGES,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES,
 			    .keys = 1, .list = 1, .arg = 1, .lease = 1, .fence = 1 },
@@ -481,6 +481,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (sqe->op == KVT_OP_END && !(sqe->flags & KVT_F_COMMIT) &&
 	    (sqe->keys_offset || sqe->n_keys || sqe->arg))
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
+	if (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_NO_PAGES) && sqe->arg)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
 	if (sqe->op == KVT_OP_EXTEND && sqe->n_keys > 0 &&
 	    (sqe->arg || sqe->list_capacity || sqe->flags))

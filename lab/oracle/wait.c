@@ -26,7 +26,7 @@ static bool computes(const struct kvt_oracle *o, uint32_t index)
 {
 	const struct model_lease *lease = &o->leases[index];
 
-	return lease->kind == MODEL_LEASE_BEGIN && !lease->ending && !lease->late &&
+	return lease->kind == MODEL_LEASE_BEGIN && !lease->ending && !lease->late && !lease->bare &&
 	       o->sessions[lease->session].state == KVT_SESSION_OPEN &&
 	       !o->sessions[lease->session].in_vain && !stalled(o, index) &&
 	       lease->epoch == o->epoch && (!lease->node || !o->nodes[lease->node]->detached);

@@ -23,6 +23,8 @@ static const char *const event_names[] = { "?",	    "root", "new",  "grow", "spl
 static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo", "mru",
 					    "priority" };
 static const char *const rare_names[SIM_RARE_COUNT] = {
+	[SIM_BARE] = "BEGIN without pages",
+	[SIM_BARE_SEALED] = "pages sealed by a lease begun without pages",
 	[SIM_LOOK_ON] = "look-on",
 	[SIM_KEPT] = "duplicates kept",
 	[SIM_ROOT_KEY] = "reuse under a root key",
@@ -141,6 +143,7 @@ static const struct {
 	{ KVT_OP_BEGIN, KVT_REASON_ALL_LOCKED },
 	{ KVT_OP_BEGIN, KVT_REASON_TOO_LARGE },
 	{ KVT_OP_BEGIN, KVT_REASON_NODES },
+	{ KVT_OP_BEGIN, KVT_REASON_SLOTS },
 	{ KVT_OP_BEGIN, KVT_REASON_LEASES },
 	{ KVT_OP_BEGIN, KVT_REASON_LIMIT_LEASES },
 	{ KVT_OP_BEGIN, KVT_REASON_LIMIT_PAGES },

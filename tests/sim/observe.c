@@ -58,6 +58,10 @@ static void learn_lease(struct sim *sim, const struct kvt_record *r, uint32_t ki
 		lease->computed = r->cqe.begin.reusable;
 		lease->table = (r->sqe.positions + r->sqe.n_keys + r->sqe.arg +
 				sim->config.page_size - 1) / sim->config.page_size;
+		lease->bare = r->sqe.flags & KVT_F_NO_PAGES;
+		if (lease->bare)
+			lease->table = r->cqe.begin.reusable / sim->config.page_size;
+		sim->coverage->rare[SIM_BARE] += lease->bare;
 	} else {
 		uint32_t skip = r->sqe.op == KVT_OP_INSERT ? 2 * r->cqe.insert.n_twins : 0;
 
@@ -219,6 +223,7 @@ static void learn(struct sim *sim, const struct kvt_record *r)
 			sim->coverage->rare[SIM_KEYS_CUT] +=
 				r->sqe.arg >= lease->computed &&
 				lease->known + r->sqe.n_keys > r->cqe.positions;
+			sim->coverage->rare[SIM_BARE_SEALED] += lease->bare && r->cqe.commit.sealed;
 			lease->known = r->cqe.positions;
 			lease->computed = r->cqe.commit.next;
 		}

@@ -406,6 +406,10 @@ static void op_begin(struct shot *shot)
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
 	put_own_stream(shot);
+	if (sim_chance(sim, 300)) {
+		shot->sqe.flags |= KVT_F_NO_PAGES;
+		shot->sqe.arg = sim_chance(sim, 20) ? shot->sqe.arg : 0;
+	}
 	if (sim_chance(sim, sim->config.n_sides > 0 ? 500 : 2))
 		shot->sqe.fence_value = sim_chance(sim, 400) ? KVT_POINT_JUNCTION :
 					sim_below(sim, shot->sqe.positions + shot->sqe.n_keys +
@@ -436,6 +440,8 @@ static void put_progress(struct shot *shot, const struct sim_lease *lease)
 		shot->sqe.arg -= shot->sqe.arg % ps;
 	if (sim_chance(sim, 200))
 		shot->sqe.arg = lease->known + n;
+	if (shot->sqe.arg > lease->table * ps && !sim_chance(sim, 50))
+		shot->sqe.arg = lease->table * ps;
 	if (sim->oracle->leases[lease->index].point && sim_chance(sim, 500))
 		shot->sqe.arg = sim->oracle->leases[lease->index].point * ps;
 	if (sim_chance(sim, 30))
@@ -538,15 +544,20 @@ static void op_commit(struct shot *shot)
 
 static void op_extend(struct shot *shot)
 {
-	uint32_t pages[4];
+	uint32_t pages[4], ps = shot->sim->config.page_size, lacks = 0;
+	const struct sim_lease *lease = put_lease(shot, KVT_LEASE_BEGIN);
 
-	put_lease(shot, KVT_LEASE_BEGIN);
 	if (shot->s->n_pages > 0 && sim_chance(shot->sim, 400)) {
 		put_keys(shot, pages, put_pages(shot, pages, 1 + sim_below(shot->sim, 4)));
 		return;
 	}
 	shot->sqe.arg = sim_chance(shot->sim, 980) ? sim_below(shot->sim, 4) :
 						     shot->sim->config.n_pages;
+	if (lease && lease->known > lease->table * ps)
+		lacks = (lease->known + ps - 1) / ps - lease->table;
+	if (lacks && sim_chance(shot->sim, 700)) /* begun without pages */
+		shot->sqe.arg = sim_chance(shot->sim, 500) ? lacks :
+							     sim_between(shot->sim, 1, lacks);
 	put_own_stream(shot);
 	put_list(shot, shot->sqe.arg);
 }
@@ -619,7 +630,7 @@ static const struct {
 	{ 90, KVT_OP_UNLOCK, op_unlock },  { 90, KVT_OP_ALLOC, op_alloc },
 	{ 40, KVT_OP_FREE, op_free },      { 110, KVT_OP_INSERT, op_insert },
 	{ 130, KVT_OP_BEGIN, op_begin },   { 180, KVT_OP_COMMIT, op_commit },
-	{ 30, KVT_OP_EXTEND, op_extend },  { 110, KVT_OP_END, op_end },
+	{ 50, KVT_OP_EXTEND, op_extend },  { 110, KVT_OP_END, op_end },
 	{ 12, KVT_OP_REMOVE, op_remove },  { 10, KVT_OP_PAGE, op_page },
 	{ 6, KVT_OP_EVICT, op_evict },     { 1, KVT_OP_RESET, op_plain },
 	{ 4, KVT_OP_STATS, op_stats },     { 1, KVT_OP_AUDIT, op_plain },

@@ -46,6 +46,7 @@ struct sim_lease {
 	uint32_t index, generation, kind;
 	uint32_t namespace_id;
 	uint32_t known, computed, table; /* positions, positions, pages */
+	bool bare; /* begun without pages */
 	uint32_t n_list;                 /* MATCH leases: pages of the locked prefix */
 	uint32_t list[SIM_LIST_AREA];
 	uint32_t sequence; /* place of its keys, if they are still there */
@@ -89,6 +90,8 @@ struct sim_brief { /* of a record, for the history */
 };
 
 enum sim_rare {
+	SIM_BARE,          /* BEGIN without pages */
+	SIM_BARE_SEALED,   /* COMMIT of such a lease */
 	SIM_LOOK_ON,
 	SIM_KEPT,
 	SIM_ROOT_KEY,      /* BEGIN found pages under a root key */

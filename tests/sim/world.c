@@ -126,7 +126,8 @@ static void choose_config(struct sim *sim)
 	c->n_pages = sim_chance(sim, 600) ? sim_between(sim, 8, 40) : sim_between(sim, 40, 300);
 	c->max_nodes = sim_chance(sim, 400) ? sim_between(sim, 8, 24) :
 					      sim_between(sim, 8, c->n_pages + 24);
-	c->n_slots = sim_chance(sim, 300) ? c->n_pages + 1 : 0;
+	c->n_slots = sim_chance(sim, 300) ? c->n_pages + 1 :
+		     sim_chance(sim, 500) ? 2 * c->n_pages : 0;
 	c->max_namespaces = sim_between(sim, 2, 5);
 	c->max_sessions = sim_between(sim, 1, SIM_SESSIONS);
 	c->n_leases = sim_chance(sim, 300) ? sim_between(sim, 1, 4) : sim_between(sim, 5, 24);
