@@ -172,6 +172,13 @@ const struct kvt_error *kvt_client_error(const struct kvt_client *client);
  * submitted in time returns -EAGAIN instead: nothing happened. */
 void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
+/** Ask `interrupted` about every 50 ms while a call of this process sleeps, on the caller's thread,
+ * and after each signal. If it returns other than 0, the call ends with -EINTR, as -ETIMEDOUT would
+ * end it: nothing is held, and what was submitted still takes effect. For languages whose signal
+ * handlers run between calls. NULL, the default: signals end no call. The function may not call the
+ * library. Thread-safe. */
+void kvt_set_interrupted(int (*interrupted)(void));
+
 /** Announce that from now on each call is followed by another within `pace_ns`: the time of a
  * scheduler's step, with some slack. The daemon then spins meanwhile instead of sleeping, so a call
  * costs microseconds instead of a wake-up. 0, the default: not announced; set it when the engine

@@ -138,6 +138,23 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 			 uint32_t n_keys, struct kvt_fence fence, uint32_t flags);
 
+/** Submit a COMMIT, EXTEND or END of a sequence, and have its answer from kvt_reap(): for a loop
+ * that waits for many sequences (kvt_client_arm()). Reads of the request op, user_data, flags,
+ * fence, keys and n_keys; arg is `computed`, or of EXTEND the positions. Otherwise as
+ * kvt_seq_commit_async(), kvt_seq_extend() and kvt_seq_end_async().
+ *
+ * The sequence takes the answer in before kvt_reap() gives it, or without kvt_reap(): any call on
+ * the client does. So nothing is lost if the caller no longer waits. What it brought is shown by
+ * the next call on the sequence, such as kvt_seq_poll(). A failure is in the answer, and no later
+ * call reports it again. After -ESTALE the next commit says so.
+ *
+ * Errors, which change nothing: -EAGAIN the rings or areas are full: reap, then try again; -EBUSY
+ * an operation in flight on this sequence must be answered first: an extension, or for an extension
+ * a commit whose answer has no room for a longer table; -EINVAL another op, or an END with a commit
+ * while side pages are attached: submit a COMMIT before it. -ESTALE as kvt_seq_commit(). After an
+ * END with any other outcome the handle is freed. */
+int kvt_seq_submit(struct kvt_seq *seq, const struct kvt_request *request);
+
 /** Take outcomes of asynchronous commits that have come, without waiting. Returns how many are
  * still in flight, or their first failure. To sleep until one comes, see kvt_client_arm(). */
 int kvt_seq_poll(struct kvt_seq *seq);

@@ -244,7 +244,8 @@ static void tell(const struct kvt_slot *slot, struct kvt_result *result,
 	take(slot->seq, result);
 }
 
-/* Hand an asynchronous answer to its sequence and free the slot. */
+/* Hand an asynchronous answer to its sequence. Returns the slot of one that is told, too, with the
+ * slot as if nothing but kvt_reap() waited for it; else frees the slot: 0, -EPROTO. */
 static int take_ahead(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe)
 {
 	struct kvt_slot *slot = &client->slots[number];
@@ -254,8 +255,12 @@ static int take_ahead(struct kvt_client *client, uint32_t number, const struct k
 	if (KVT_UNLIKELY(decode(client, slot, cqe, &result) != 0))
 		rc = broken_answer(client);
 	else if (slot->seq)
-		tell(slot, &result, kvt_seq_answered);
+		tell(slot, &result, slot->told ? kvt_seq_answered_told : kvt_seq_answered);
 	slot->seq = NULL;
+	if (rc == 0 && slot->told) {
+		slot->state = KVT_SLOT_FLYING;
+		return (int)number;
+	}
 	kvt_slot_free(client, number);
 	return rc;
 }
@@ -303,6 +308,8 @@ int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe)
 		kvt_slot_free(client, twin);
 	}
 	client->n_flying--;
+	if (slot->op == KVT_OP_BEGIN && slot->flags & KVT_F_WAIT)
+		kvt_slot_count_waiting(client, slot, false);
 	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING || slot->state == KVT_SLOT_AHEAD))
 		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);
 	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING))

@@ -63,13 +63,15 @@ int kvt_submit(struct kvt_client *client, const struct kvt_request *request)
 }
 
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
-			    struct kvt_seq *seq)
+			    struct kvt_seq *seq, bool told)
 {
 	uint32_t number;
 	int rc = submit_now(client, request, KVT_SLOT_AHEAD, &number);
 
-	if (rc == 0)
+	if (rc == 0) {
 		client->slots[number].seq = seq;
+		client->slots[number].told = told;
+	}
 	return rc;
 }
 
@@ -82,6 +84,8 @@ int kvt_client_submit_silently(struct kvt_client *client, const struct kvt_reque
 
 static int wait_failed(struct kvt_client *client, int rc)
 {
+	if (rc == -EINTR)
+		return kvt_client_fail(client, rc, 0, "a signal ended the call");
 	if (rc != -ETIMEDOUT)
 		return kvt_client_lost_error(client);
 	return kvt_client_fail(client, rc, 0,
@@ -102,7 +106,7 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 		if (client->n_flying == 0)
 			return no_room(client); /* only the caller can make room */
 		rc = kvt_client_wait(client, wait);
-		if (rc == -ETIMEDOUT) /* not submitted: this must not look like a late answer */
+		if (rc == -ETIMEDOUT || rc == -EINTR) /* not submitted: this is no late answer */
 			return no_room(client);
 		if (rc != 0)
 			return wait_failed(client, rc);
@@ -126,7 +130,7 @@ static int await(struct kvt_client *client, uint32_t number, struct kvt_wait *wa
 		int rc = kvt_client_wait(client, wait);
 
 		if (KVT_UNLIKELY(rc != 0)) {
-			if (rc == -ETIMEDOUT) {
+			if (rc == -ETIMEDOUT || rc == -EINTR) {
 				slot->state = KVT_SLOT_ABANDONED;
 				slot->seq = seq;
 				if (seq)

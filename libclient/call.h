@@ -12,9 +12,10 @@ int kvt_client_call(struct kvt_client *client, const struct kvt_request *request
 int kvt_client_call_within(struct kvt_client *client, const struct kvt_request *request,
 			   struct kvt_wait *wait, struct kvt_seq *seq,
 			   struct kvt_result *ret_result);
-/** Submit without waiting; the answer goes to kvt_seq_answered(). -EAGAIN: no room. */
+/** Submit without waiting; the answer goes to kvt_seq_answered() and then, if `told`, to
+ * kvt_reap(). -EAGAIN: no room. */
 int kvt_client_submit_ahead(struct kvt_client *client, const struct kvt_request *request,
-			    struct kvt_seq *seq);
+			    struct kvt_seq *seq, bool told);
 /** Submit without waiting; the answer is dropped. -EAGAIN: no room. */
 int kvt_client_submit_silently(struct kvt_client *client, const struct kvt_request *request);
 /** Wait for all late and asynchronous answers of a sequence. */

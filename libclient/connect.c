@@ -8,6 +8,7 @@
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/fetch.h"
+#include "libclient/interrupt.h"
 #include "libclient/pool.h"
 #include "libclient/steps.h"
 #include "libclient/welcome.h"
@@ -283,7 +284,8 @@ static int greet_again(const char *path, const struct kvt_message_hello *hello,
 	return rc;
 }
 
-/* Sleep until the next attempt, with growing pauses. False: `until_ns` has passed. */
+/* Sleep until the next attempt, with growing pauses. False: `until_ns` has passed, or a signal
+ * ended the call. */
 static bool pause_for_daemon(int64_t *pause_ns, int64_t until_ns)
 {
 	int64_t left = until_ns - kvt_now_ns();
@@ -292,6 +294,8 @@ static bool pause_for_daemon(int64_t *pause_ns, int64_t until_ns)
 	if (left <= 0)
 		return false;
 	nanosleep(&pause, NULL);
+	if (kvt_client_interrupted())
+		return false;
 	if (*pause_ns < 16 * CONNECT_PAUSE_NS)
 		*pause_ns *= 2;
 	return true;

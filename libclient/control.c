@@ -7,6 +7,7 @@
 
 #include "libclient/control.h"
 #include "libclient/fail.h"
+#include "libclient/interrupt.h"
 #include "shm/clock.h"
 
 #include <errno.h>
@@ -67,21 +68,20 @@ void kvt_error_set(struct kvt_error *error, int code, int reason, const char *fo
 	va_end(arguments);
 }
 
-/* Wait for one descriptor. 0, -ETIMEDOUT, or another negative errno. */
+/* Wait for one descriptor. 0, -ETIMEDOUT, -EINTR, or another negative errno. */
 static int wait_for(int fd, short events, int64_t deadline_ns)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = events };
 
 	for (;;) {
-		int64_t left = INT64_MAX;
+		int64_t left = kvt_interrupt_slice(deadline_ns), now_ns = kvt_now_ns();
 		struct timespec timeout;
 		int n;
 
-		if (deadline_ns != INT64_MAX) {
-			left = deadline_ns - kvt_now_ns();
-			if (left <= 0)
-				return -ETIMEDOUT;
-		}
+		if (now_ns >= deadline_ns)
+			return -ETIMEDOUT;
+		if (left != INT64_MAX)
+			left = left > now_ns ? left - now_ns : 0;
 		timeout.tv_sec = left / 1000000000;
 		timeout.tv_nsec = left % 1000000000;
 		n = ppoll(&poll_fd, 1, left == INT64_MAX ? NULL : &timeout, NULL);
@@ -89,6 +89,8 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 			return 0;
 		if (n < 0 && errno != EINTR)
 			return -errno;
+		if (kvt_client_interrupted())
+			return -EINTR;
 	}
 }
 
@@ -142,6 +144,9 @@ static int connect_error(struct kvt_error *error, int code, const char *path)
 	case -ETIMEDOUT:
 		cure = "the daemon does not accept: it hangs, or too many clients connect at once";
 		break;
+	case -EINTR:
+		cure = "a signal ended the call";
+		break;
 	default:
 		cure = "see the errno";
 	}
@@ -168,11 +173,33 @@ static int socket_address(const char *path, struct sockaddr_un *address, socklen
 	return 0;
 }
 
+/* Connect. A full backlog makes connect() wait: in slices, between which a signal ends it. */
+static int connect_until(int fd, const struct sockaddr_un *address, socklen_t bytes,
+			 int64_t deadline_ns)
+{
+	for (;;) {
+		int64_t left = kvt_interrupt_slice(deadline_ns) - kvt_now_ns();
+		struct timeval timeout;
+
+		if (left < 1000000)
+			left = 1000000;
+		timeout.tv_sec = left / 1000000000;
+		timeout.tv_usec = left % 1000000000 / 1000;
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+		if (connect(fd, (const struct sockaddr *)address, bytes) == 0)
+			return 0;
+		if (errno != EAGAIN && errno != EINTR)
+			return -errno;
+		if (kvt_client_interrupted())
+			return -EINTR;
+		if (kvt_now_ns() >= deadline_ns)
+			return -ETIMEDOUT;
+	}
+}
+
 int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct kvt_error *error)
 {
-	int64_t left = deadline_ns - kvt_now_ns();
 	struct sockaddr_un address;
-	struct timeval timeout;
 	socklen_t bytes;
 	int fd, rc;
 
@@ -194,17 +221,7 @@ int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct 
 			      kvt_errno_name(rc));
 		return rc;
 	}
-	if (left < 1000000)
-		left = 1000000;
-	timeout.tv_sec = left / 1000000000;
-	timeout.tv_usec = left % 1000000000 / 1000;
-	/* A full backlog makes connect() wait that long. */
-	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-	do {
-		rc = connect(fd, (struct sockaddr *)&address, bytes) == 0 ? 0 : -errno;
-	} while (rc == -EINTR && kvt_now_ns() < deadline_ns);
-	if (rc == -EAGAIN || rc == -EINTR)
-		rc = -ETIMEDOUT;
+	rc = connect_until(fd, &address, bytes, deadline_ns);
 	if (rc == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) != 0)
 		rc = -errno;
 	if (rc != 0) {

@@ -17,6 +17,7 @@
 #include "libclient/fail.h"
 #include "libclient/feed.h"
 #include "libclient/feed_reader.h"
+#include "libclient/interrupt.h"
 #include "libclient/pool.h"
 #include "libclient/snapshot.h"
 #include "libclient/wait.h"
@@ -212,6 +213,8 @@ static int settle(struct kvt_feed *feed, int64_t *until_ns)
 				       "in the middle of a change: continue it (SIGCONT), or "
 				       "restart it");
 	nanosleep(&pause, NULL);
+	if (kvt_client_interrupted())
+		return kvt_client_fail(feed->client, -EINTR, 0, "feed: a signal ended the call");
 	return 0;
 }
 

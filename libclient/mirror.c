@@ -18,6 +18,7 @@
 
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/interrupt.h"
 #include "libclient/wait.h"
 
 #define SLICE_NS 50000000ll
@@ -179,6 +180,8 @@ static int wait_for(struct kvt_client *client, struct kvt_wait *wait, uint32_t *
 							       "a member did not read");
 	if (now_ns >= wait->spin_until_ns)
 		sleep_on(position, sleeps, seen, wait->deadline_ns - now_ns);
+	if (now_ns >= wait->spin_until_ns && kvt_client_interrupted())
+		return kvt_client_fail(client, -EINTR, 0, "mirror: a signal ended the call");
 	if (now_ns < wait->spin_until_ns && now_ns < wait->look_at_ns)
 		return 0;
 	wait->look_at_ns = now_ns + SLICE_NS;

@@ -8,6 +8,7 @@
 
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "libclient/interrupt.h"
 #include "libclient/resume.h"
 #include "libclient/steps.h"
 #include "libclient/welcome.h"
@@ -87,7 +88,7 @@ static int resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_err
 		rc = kvt_hello_send(client->path, &client->hello, deadline_ns, &control, error);
 	if (rc == 0) {
 		rc = kvt_welcome_receive(control, deadline_ns, &welcome, error);
-		if (rc == -ETIMEDOUT)
+		if (rc == -ETIMEDOUT || rc == -EINTR)
 			client->greeting = control;
 		else if (rc != 0)
 			close(control);
@@ -95,7 +96,7 @@ static int resume(struct kvt_client *client, int64_t deadline_ns, struct kvt_err
 			kvt_client_step(NULL, KVT_STEP_WELCOMED);
 	}
 	if (rc == -ENOENT || rc == -ECONNREFUSED || rc == -ECONNRESET || rc == -ETIMEDOUT ||
-	    rc == -ESHUTDOWN)
+	    rc == -EINTR || rc == -ESHUTDOWN)
 		return -EAGAIN;
 	if (rc != 0)
 		return rc;
@@ -165,6 +166,8 @@ int kvt_client_await_successor(struct kvt_client *client, int64_t deadline_ns)
 									    deadline_ns);
 		if (client->broken_ns && !client->dead)
 			nanosleep(&pause, NULL);
+		if (kvt_client_interrupted())
+			return -EINTR;
 	}
 	return client->dead;
 }

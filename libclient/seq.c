@@ -82,7 +82,7 @@ static void show(struct kvt_seq *seq)
 		seq->news = false;
 	}
 	seq->position = seq->shown.next;
-	if (seq->n_ahead && seq->position < seq->claimed)
+	if (seq->n_ahead > seq->n_extending && seq->position < seq->claimed)
 		seq->position = seq->claimed;
 	if (seq->n_ahead + seq->n_late == 0)
 		settle_keys(seq);
@@ -98,8 +98,8 @@ static void stop_sharing(struct kvt_seq *seq, uint32_t reason, uint32_t computed
 		seq->position = seq->shown.next;
 }
 
-/* Report the failure of an asynchronous commit, once. Commits behind it most likely failed for the
- * same reason or for want of its keys: those are not reported. */
+/* Report the failure of an asynchronous commit, once, unless its answer did. Commits behind it most
+ * likely failed for the same reason or for want of its keys: those are not reported. */
 static int take_failure(struct kvt_seq *seq)
 {
 	int error = seq->failed;
@@ -111,6 +111,8 @@ static int take_failure(struct kvt_seq *seq)
 	settle_keys(seq);
 	if (error == -ESTALE)
 		stop_sharing(seq, seq->failed_reason, seq->claimed);
+	if (seq->failed_told)
+		return 0;
 	return kvt_client_fail(seq->client, error, (int)seq->failed_reason,
 			       "commit, asynchronous: %s: %s", kvt_errno_name(error),
 			       kvt_reason_text((int)seq->failed_reason));
@@ -390,12 +392,17 @@ static void commit_done(struct kvt_seq *seq, uint32_t n_keys, const struct kvt_r
 	seq->known += request->n_keys;
 }
 
+static int beyond_table(struct kvt_seq *seq)
+{
+	return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BEYOND_TABLE, "commit: %s",
+			       kvt_reason_text(KVT_REASON_BEYOND_TABLE));
+}
+
 /* Commit without sharing: only `next` advances. */
 static int commit_alone(struct kvt_seq *seq, uint32_t computed)
 {
 	if (computed > (uint64_t)seq->shown.n_pages * seq->client->info.page_size)
-		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BEYOND_TABLE,
-				       "commit: %s", kvt_reason_text(KVT_REASON_BEYOND_TABLE));
+		return beyond_table(seq);
 	stop_sharing(seq, seq->stale, computed);
 	kvt_seq_keep_sides(seq);
 	if (seq->client->dead)
@@ -414,16 +421,28 @@ static uint32_t list_ahead(const struct kvt_seq *seq)
 	return more <= seq->client->list.count / 4 ? more : n_pages + !n_pages;
 }
 
-int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
-			 uint32_t n_keys, struct kvt_fence fence, uint32_t flags)
+/* The failure of what must wait for an operation in flight on its sequence. */
+static int wait_for_others(struct kvt_seq *seq, int code, const char *what)
+{
+	return kvt_client_fail(seq->client, code, 0,
+			       "%s: %s has not been answered yet: settle first, or wait for its "
+			       "answer", what,
+			       seq->n_late ? "a call on this sequence whose deadline passed" :
+			       seq->n_extending ? "an extension of this sequence" :
+			       "a commit whose answer has no room for a table so long");
+}
+
+/* Submit a commit. `told`: kvt_reap() gives its answer. */
+static int commit_ahead(struct kvt_seq *seq, const struct kvt_request *commit, bool told)
 {
 	struct kvt_request request = {
 		.op = KVT_OP_COMMIT,
-		.flags = flags | KVT_F_KEEP,
-		.arg = computed,
-		.fence = fence,
+		.flags = commit->flags | KVT_F_KEEP,
+		.arg = commit->arg,
+		.fence = commit->fence,
+		.user_data = commit->user_data,
 	};
-	uint32_t list_words;
+	uint32_t list_words, computed = commit->arg;
 	int rc = seq_usable(seq);
 
 	if (rc == 0)
@@ -432,21 +451,21 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 		return commit_alone(seq, computed);
 	if (rc != 0)
 		return rc;
-	if (seq->n_late)
-		return kvt_client_fail(seq->client, -EAGAIN, 0,
-				       "commit: a call on this sequence whose deadline passed has "
-				       "not been answered yet: settle first");
+	if (seq->n_late || seq->n_extending)
+		return wait_for_others(seq, told ? -EBUSY : -EAGAIN, "commit");
+	if (told && computed > (uint64_t)seq->shown.n_pages * seq->client->info.page_size)
+		return beyond_table(seq);
 	/* Keys below `computed` only: then a commit behind a failed one fails too. */
-	rc = commit_keys(seq, keys, n_keys, computed, &request);
+	rc = commit_keys(seq, commit->keys, commit->n_keys, computed, &request);
 	if (rc != 0)
 		return rc;
 	request.lease = seq->lease;
 	request.list_capacity = list_words = list_ahead(seq);
 	kvt_seq_name_sides(seq, &request);
-	rc = kvt_client_submit_ahead(seq->client, &request, seq);
+	rc = kvt_client_submit_ahead(seq->client, &request, seq, told);
 	if (rc != 0)
 		return rc;
-	commit_done(seq, n_keys, &request);
+	commit_done(seq, commit->n_keys, &request);
 	seq->n_given = 0;
 	if (seq->n_ahead++ == 0 || list_words < seq->list_ahead)
 		seq->list_ahead = list_words;
@@ -454,6 +473,20 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
 		seq->claimed = computed;
 	show(seq);
 	return 0;
+}
+
+int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
+			 uint32_t n_keys, struct kvt_fence fence, uint32_t flags)
+{
+	const struct kvt_request commit = {
+		.flags = flags,
+		.arg = computed,
+		.keys = keys,
+		.n_keys = n_keys,
+		.fence = fence,
+	};
+
+	return commit_ahead(seq, &commit, false);
 }
 
 int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys, uint32_t n_keys,
@@ -505,38 +538,82 @@ int kvt_seq_commit(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,
 	return 0;
 }
 
-int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
+/* True if a table longer by `pages` must wait for answers in flight. */
+static bool extends_later(const struct kvt_seq *seq, uint32_t pages)
 {
-	struct kvt_request request = { .op = KVT_OP_EXTEND };
-	struct kvt_result result;
-	int rc = seq_usable(seq);
-	uint32_t pages = 0;
+	return seq->n_late || seq->n_extending ||
+	       (seq->n_ahead && (uint64_t)seq->shown.n_pages + pages > seq->list_ahead);
+}
 
-	if (rc == 0) {
-		pages = (uint32_t)(((uint64_t)n + seq->client->info.page_size - 1) /
-				   seq->client->info.page_size);
-		if (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + pages >
-							    seq->list_ahead))
-			rc = settle(seq);
-	}
-	if (rc != 0)
-		return rc;
-	show(seq);
-	request.arg = pages;
-	request.lease = seq->lease;
-	rc = pages < seq->client->info.n_pages ?
-		     kvt_seq_reserve(seq, (uint64_t)seq->shown.n_pages + pages) : 0;
+static uint32_t pages_for(const struct kvt_seq *seq, uint32_t positions)
+{
+	uint32_t page = seq->client->info.page_size;
+
+	return (uint32_t)(((uint64_t)positions + page - 1) / page);
+}
+
+/* Build the EXTEND of a sequence, and make room for its pages. A table above the pool's size is not
+ * reserved: the daemon refuses it. */
+static int fill_extend(struct kvt_seq *seq, uint32_t pages, struct kvt_request *ret_request)
+{
+	bool fits = pages < seq->client->info.n_pages;
+	int rc = fits ? kvt_seq_reserve(seq, (uint64_t)seq->shown.n_pages + pages) : 0;
+
 	if (rc != 0)
 		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages",
 				       pages);
-	if (pages >= seq->client->info.n_pages)
-		request.list_capacity = 1;
+	*ret_request = (struct kvt_request){
+		.op = KVT_OP_EXTEND,
+		.arg = pages,
+		.lease = seq->lease,
+		.list_capacity = fits ? 0 : 1,
+	};
+	return 0;
+}
+
+int kvt_seq_extend(struct kvt_seq *seq, uint32_t n)
+{
+	struct kvt_request request;
+	struct kvt_result result;
+	int rc = seq_usable(seq);
+
+	if (rc == 0 && extends_later(seq, pages_for(seq, n)))
+		rc = settle(seq);
+	if (rc != 0)
+		return rc;
+	show(seq);
+	rc = fill_extend(seq, pages_for(seq, n), &request);
+	if (rc != 0)
+		return rc;
 	rc = kvt_client_call(seq->client, &request, seq, &result);
 	show(seq); /* commits answered before it */
 	if (rc != 0)
 		return rc;
 	kvt_seq_append(seq, &seq->shown, result.pages, result.n_pages);
 	kvt_result_release(seq->client, &result);
+	return 0;
+}
+
+/* Submit an extension by positions; kvt_reap() gives its answer. */
+static int extend_ahead(struct kvt_seq *seq, const struct kvt_request *extend)
+{
+	uint32_t pages = pages_for(seq, extend->arg);
+	struct kvt_request request;
+	int rc = look(seq);
+
+	if (rc != 0)
+		return rc;
+	if (extends_later(seq, pages))
+		return wait_for_others(seq, -EBUSY, "extend");
+	rc = fill_extend(seq, pages, &request);
+	if (rc != 0)
+		return rc;
+	request.user_data = extend->user_data;
+	rc = kvt_client_submit_ahead(seq->client, &request, seq, true);
+	if (rc != 0)
+		return rc;
+	seq->n_ahead++;
+	seq->n_extending++;
 	return 0;
 }
 
@@ -547,10 +624,8 @@ int kvt_seq_extend_pages(struct kvt_seq *seq, const uint32_t *pages, uint32_t n)
 
 	if (rc != 0 || n == 0)
 		return rc;
-	if (seq->n_late || (seq->n_ahead && (uint64_t)seq->shown.n_pages + n > seq->list_ahead))
-		return kvt_client_fail(seq->client, -EAGAIN, 0,
-				       "extend: the answers in flight have no room for a table so "
-				       "long: settle first");
+	if (extends_later(seq, n))
+		return wait_for_others(seq, -EAGAIN, "extend");
 	rc = kvt_seq_reserve(seq, (uint64_t)seq->shown.n_pages + n);
 	if (rc != 0)
 		return kvt_client_fail(seq->client, rc, 0, "out of memory for %u more pages", n);
@@ -584,7 +659,8 @@ static int end_outcome(struct kvt_client *client, const struct kvt_result *resul
  * invalid fence, or if END killed the daemon, the lease is left to the end of the session. */
 static bool still_to_end(const struct kvt_client *client, int error, struct kvt_fence fence)
 {
-	return !client->dead && error != -ETIMEDOUT && error != -ESTALE && error != -ECHILD &&
+	return !client->dead && error != -ETIMEDOUT && error != -EINTR &&
+	       error != -ESTALE && error != -ECHILD &&
 	       client->error.reason != KVT_REASON_FATAL &&
 	       (fence.slot < KVT_FENCE_WORDS || fence.slot == KVT_FENCE_IDLE);
 }
@@ -662,6 +738,56 @@ int kvt_seq_end_handle(struct kvt_seq *seq, uint32_t computed, const uint32_t *k
 	}
 	leave(seq, fence, false);
 	return rc;
+}
+
+/* Submit an END; kvt_reap() gives its answer. */
+static int end_ahead(struct kvt_seq *seq, const struct kvt_request *end)
+{
+	struct kvt_request request = { .op = KVT_OP_END, .flags = end->flags, .lease = seq->lease,
+				       .fence = end->fence, .user_data = end->user_data };
+	int rc = 0;
+
+	if (end->arg > 0 && seq->n_given > 0)
+		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BAD_FLAGS,
+				       "end: it takes no side pages: submit a COMMIT for those "
+				       "attached first");
+	if (end->arg > 0 && !seq->stale) {
+		request.flags |= KVT_F_COMMIT;
+		request.arg = end->arg;
+		rc = commit_keys(seq, end->keys, end->n_keys, UINT64_MAX, &request);
+	}
+	if (rc == 0)
+		rc = kvt_submit(seq->client, &request);
+	if (rc == -EAGAIN)
+		return rc;
+	leave(seq, end->fence, rc != 0 && still_to_end(seq->client, rc, end->fence));
+	return rc;
+}
+
+int kvt_seq_submit(struct kvt_seq *seq, const struct kvt_request *request)
+{
+	int rc = seq_usable(seq);
+
+	if (!seq || seq->magic != KVT_SEQ_MAGIC)
+		return -EINVAL; /* ended or invalid */
+	if (request->op == KVT_OP_END) {
+		if (rc == 0)
+			return end_ahead(seq, request);
+		leave(seq, request->fence, false);
+		return rc;
+	}
+	if (rc != 0)
+		return rc;
+	switch (request->op) {
+	case KVT_OP_COMMIT:
+		return commit_ahead(seq, request, true);
+	case KVT_OP_EXTEND:
+		return extend_ahead(seq, request);
+	default:
+		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BAD_FIELD,
+				       "%s: a sequence takes COMMIT, EXTEND and END",
+				       kvt_op_name((int)request->op));
+	}
 }
 
 int kvt_seq_end_async(struct kvt_seq *seq, uint32_t computed, const uint32_t *keys,

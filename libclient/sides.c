@@ -151,7 +151,7 @@ void kvt_seq_sides_failed(struct kvt_seq *seq, int error)
 	seq->refused |= error == -EINVAL && seq->n_given > 0;
 	if (error == -EINVAL)
 		kvt_seq_keep_sides(seq);
-	else if (error == -ETIMEDOUT)
+	else if (error == -ETIMEDOUT || error == -EINTR)
 		seq->n_given = 0;
 }
 

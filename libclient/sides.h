@@ -9,8 +9,8 @@ int kvt_seq_reserve_sides(struct kvt_seq *seq);
 /** Name what was attached since the last commit in a COMMIT, which then answers without a table. */
 void kvt_seq_name_sides(const struct kvt_seq *seq, struct kvt_request *commit);
 /** After the COMMIT that named them: keep for the end what it did not take, or all if it was
- * refused (-EINVAL). After -ETIMEDOUT its late answer tells. After other errors the next commit
- * names them again. */
+ * refused (-EINVAL). After -ETIMEDOUT and -EINTR its late answer tells. After other errors the next
+ * commit names them again. */
 void kvt_seq_sides_taken(struct kvt_seq *seq, const struct kvt_result *result);
 void kvt_seq_sides_failed(struct kvt_seq *seq, int error);
 /** Keep what the COMMIT of a slot did not take for the end, and clear the answer's list. */

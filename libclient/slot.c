@@ -46,6 +46,15 @@ uint32_t kvt_slot_take(struct kvt_client *client, uint32_t key_words, uint32_t l
 	return number;
 }
 
+void kvt_slot_count_waiting(struct kvt_client *client, const struct kvt_slot *slot, bool waits)
+{
+	struct kvt_waiting *waiting = &client->waiting;
+
+	waiting->n += waits ? 1 : -1u;
+	waiting->key_words += waits ? slot->keys.n : -(uint64_t)slot->keys.n;
+	waiting->list_words += waits ? slot->list.n : -(uint64_t)slot->list.n;
+}
+
 void kvt_slot_free(struct kvt_client *client, uint32_t number)
 {
 	struct kvt_slot *slot = &client->slots[number];

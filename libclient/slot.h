@@ -13,6 +13,7 @@
  *                         │ deadline                        ▲ kvt_call: directly
  *                         └──► abandoned ──answer──► giving back (UNLOCK, END, FREE) ──► free
  *      free ──asynchronous commit──► ahead ──answer──► its sequence changes ──► free
+ *                                                                │ told: flying, answered
  */
 
 #include "libclient/state.h"
@@ -23,6 +24,8 @@ uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list);
 /** Take a free slot, of which there must be one, with ranges of so many words of the key and list
  * areas. 0: no room in an area. */
 uint32_t kvt_slot_take(struct kvt_client *client, uint32_t key_words, uint32_t list_words);
+/** Count a BEGIN that may wait: from its submission to its answer. */
+void kvt_slot_count_waiting(struct kvt_client *client, const struct kvt_slot *slot, bool waits);
 /** Free a slot and its ranges. Its name, with the generation, names nothing from now on. */
 void kvt_slot_free(struct kvt_client *client, uint32_t number);
 

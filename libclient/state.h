@@ -68,6 +68,7 @@ struct kvt_slot {
 	uint16_t flags;
 	uint8_t state; /* enum kvt_slot_state */
 	uint8_t op;
+	bool told; /* AHEAD: kvt_reap() gives the answer, too */
 	struct kvt_extent keys;
 	struct kvt_extent list;
 	struct kvt_cqe cqe; /* DONE, UNDO */
@@ -77,6 +78,13 @@ struct kvt_slot {
 struct kvt_slot_list {
 	uint32_t first;
 	uint32_t last;
+};
+
+/** BEGINs in flight that may wait for others, and what they hold of the areas. */
+struct kvt_waiting {
+	uint32_t n;
+	uint64_t key_words;
+	uint64_t list_words;
 };
 
 /** A namespace that this client opened, by number. */
@@ -112,6 +120,7 @@ struct kvt_client {
 	uint32_t free_slot;
 	uint32_t n_free;
 	uint32_t n_flying; /* entries whose answer is outstanding; at most the CQ's entries */
+	struct kvt_waiting waiting;
 	uint32_t empty_reaps; /* reaps since the control socket was last looked at */
 	struct kvt_slot_list done;
 	struct kvt_slot_list undo;
@@ -178,7 +187,8 @@ struct kvt_seq {
 	uint32_t position; /* shown.next, or what a commit in flight claims beyond it */
 	uint32_t claimed;  /* `computed` of the last asynchronous commit */
 	uint32_t n_late;  /* unanswered operations whose deadline passed */
-	uint32_t n_ahead; /* asynchronous commits in flight */
+	uint32_t n_ahead; /* asynchronous commits and extensions in flight */
+	uint32_t n_extending; /* of these, extensions */
 	uint32_t n_muted; /* commits in flight behind a failed one */
 	uint32_t list_ahead; /* longest table that fits into all their answers */
 	uint32_t known;      /* shown.known, advanced by commits in flight */
@@ -192,7 +202,8 @@ struct kvt_seq {
 	uint32_t n_left, left_capacity;
 	uint32_t n_attached; /* pages attached in its life */
 	bool refused;        /* `left` may have pages that are not the session's */
-	int failed;          /* first unreported failure of an asynchronous commit */
+	int failed;          /* first failure of an asynchronous commit that no call has seen */
+	bool failed_told;    /* its answer reported it */
 	uint32_t failed_reason;
 };
 

@@ -281,6 +281,18 @@ static bool two_answers(const struct kvt_request *request)
 	return request->op == KVT_OP_BEGIN && (request->flags & KVT_F_NO_WAIT);
 }
 
+/* True if BEGINs that wait leave room for one more: half of the CQ and of each area stays for what
+ * ends their waits. */
+static bool may_wait(const struct kvt_client *client, const struct words *words)
+{
+	const struct kvt_waiting *waiting = &client->waiting;
+
+	return waiting->n == 0 ||
+	       (waiting->n < (client->ring.cq_mask + 1) / 2 &&
+		waiting->key_words + key_words(words) <= client->keys.count / 2 &&
+		waiting->list_words + words->list <= client->list.count / 2);
+}
+
 static bool has_room(struct kvt_client *client, const struct kvt_request *request, uint32_t takes)
 {
 	/* Operations that only give something back always find a slot (deadlock). */
@@ -324,12 +336,15 @@ static struct words count_words(const struct kvt_client *client, const struct kv
 
 /* Take a slot and its ranges. Returns its number, 0: no room. */
 static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *request,
-			  const struct words *words, enum kvt_slot_state state)
+			  const struct words *words, enum kvt_slot_state state, bool waits)
 {
+	bool waiting = request->op == KVT_OP_BEGIN && request->flags & KVT_F_WAIT;
 	struct kvt_slot *slot;
 	uint32_t number;
 
 	if (KVT_UNLIKELY(!has_room(client, request, words->takes)))
+		return 0;
+	if (waiting && !waits && !may_wait(client, words))
 		return 0;
 	number = kvt_slot_take(client, (uint32_t)key_words(words), (uint32_t)words->list);
 	if (KVT_UNLIKELY(number == 0))
@@ -338,12 +353,15 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 	if (two_answers(request))
 		take_twin(client, slot, request);
 	client->n_flying++;
+	if (waiting)
+		kvt_slot_count_waiting(client, slot, true);
 	slot->state = (uint8_t)state;
 	slot->op = (uint8_t)request->op;
 	slot->flags = (uint16_t)words->flags;
 	slot->user_data = request->user_data;
 	slot->fence = request->fence;
 	slot->seq = NULL;
+	slot->told = false;
 	slot->n_pages = words->n_pages;
 	slot->pages_at = slot->keys.at + (uint32_t)words->sides + words->head + words->n_keys;
 	return number;
@@ -393,7 +411,7 @@ int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,
 
 	if (KVT_UNLIKELY(rc != 0))
 		return rc;
-	number = take_slot(client, request, &words, state);
+	number = take_slot(client, request, &words, state, waits);
 	if (KVT_UNLIKELY(number == 0)) {
 		kvt_client_kick(client); /* entries behind fences did not ring */
 		return -EAGAIN;

@@ -19,7 +19,7 @@ void kvt_seq_forget_answers(struct kvt_seq *seq)
 {
 	if (seq->n_late || seq->n_ahead)
 		forget(seq->client, seq);
-	seq->n_late = seq->n_ahead = seq->n_muted = 0;
+	seq->n_late = seq->n_ahead = seq->n_extending = seq->n_muted = 0;
 	seq->failed = 0;
 	seq->news = false;
 }
@@ -128,17 +128,29 @@ void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result)
 		take_note(seq, result);
 }
 
-void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
+static void answered(struct kvt_seq *seq, const struct kvt_result *result, bool told)
 {
-	bool muted = seq->n_muted > 0;
+	bool extends = result->op == KVT_OP_EXTEND, muted = !extends && seq->n_muted > 0;
 
 	KVT_ASSERT(seq->live && seq->n_ahead > 0);
 	seq->n_ahead--;
+	seq->n_extending -= extends;
 	seq->n_muted -= muted;
 	if (result->error == 0) {
 		take_note(seq, result);
-	} else if (!muted && seq->failed == 0) {
+	} else if (!extends && !muted && seq->failed == 0) {
 		seq->failed = result->error;
 		seq->failed_reason = result->reason;
+		seq->failed_told = told;
 	}
+}
+
+void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	answered(seq, result, false);
+}
+
+void kvt_seq_answered_told(struct kvt_seq *seq, const struct kvt_result *result)
+{
+	answered(seq, result, true);
 }

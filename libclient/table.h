@@ -16,8 +16,10 @@ void kvt_seq_append(const struct kvt_seq *seq, struct kvt_seq_view *view, const 
 		    uint32_t n);
 /** Take the page table of a late COMMIT or EXTEND. */
 void kvt_seq_late(struct kvt_seq *seq, const struct kvt_result *result);
-/** The same for an asynchronous COMMIT; a failure is reported by the next call. */
+/** The same for an asynchronous COMMIT or EXTEND. The next call reports the failure of a COMMIT,
+ * unless kvt_reap() does. */
 void kvt_seq_answered(struct kvt_seq *seq, const struct kvt_result *result);
+void kvt_seq_answered_told(struct kvt_seq *seq, const struct kvt_result *result);
 /** Free the handle for another sequence. */
 void kvt_seq_recycle(struct kvt_seq *seq);
 void kvt_seq_destroy_all(struct kvt_client *client);

@@ -13,6 +13,7 @@
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"
+#include "libclient/interrupt.h"
 #include "libclient/resume.h"
 #include "libclient/steps.h"
 #include "libclient/wait.h"
@@ -110,7 +111,7 @@ static int64_t sleep_until(const struct kvt_client *client, const struct kvt_wai
 	int64_t soon_ns;
 
 	if (!client->broken_ns)
-		return wait->deadline_ns;
+		return kvt_interrupt_slice(wait->deadline_ns);
 	soon_ns = kvt_now_ns() + KVT_SUCCESSOR_POLL_NS;
 	return soon_ns < wait->deadline_ns ? soon_ns : wait->deadline_ns;
 }
@@ -178,8 +179,11 @@ static __attribute__((noinline)) int wait_slowly(struct kvt_client *client,
 			wait->look_at_ns = now_ns + LOOK_EVERY_NS;
 			kvt_client_look(client);
 		}
-		if (now_ns >= wait->spin_until_ns || kvt_ring_daemon_here(&client->ring))
+		if (now_ns >= wait->spin_until_ns || kvt_ring_daemon_here(&client->ring)) {
 			sleep_for_completion(client, wait);
+			if (!kvt_ring_cq_ready(&client->ring) && kvt_client_interrupted())
+				return -EINTR;
+		}
 		for (unsigned int i = 0; i < SPINS_PER_CLOCK; i++) {
 			if (kvt_ring_cq_ready(&client->ring))
 				return 0;

@@ -13,7 +13,7 @@ struct kvt_wait {
 	bool started;
 };
 
-/** Wait until the CQ holds something. -ETIMEDOUT, -ECONNRESET (also kvt_client.dead). */
+/** Wait until the CQ holds something. -ETIMEDOUT, -EINTR, -ECONNRESET (also kvt_client.dead). */
 int kvt_client_wait(struct kvt_client *client, struct kvt_wait *wait);
 /** Empty the completion descriptor, so that the next sleep sleeps. */
 void kvt_client_drain(struct kvt_client *client);

@@ -167,6 +167,7 @@ ffi = cffi.FFI()
 for header in HEADERS:
     ffi.cdef(declarations((ROOT / "include" / header).read_text(encoding="ascii")))
 ffi.cdef(GLUE_DECLARATIONS)
+ffi.cdef('extern "Python" int kvtpy_interrupted(void);')
 ffi.set_source("kvtrunk._native", GLUE, include_dirs=[str(ROOT / "include")],
                extra_objects=[str(BUILD / "libkvtrunk.a")],
                depends=[str(BUILD / "libkvtrunk.a")],

@@ -1,234 +1,425 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in an event loop: futures, and the completion descriptor that wakes it."""
+"""Answers that coroutines wait for. They are the client's: no event loop owns one.
+
+A call happens when it is made, and `await` only waits for its answer. The thread that takes an
+answer from the ring, in any loop or any call on the client, has the sequence take it in first. Then
+it wakes the waiter, if there is one. So a cancelled await, or a loop that ends, changes nothing but
+who is told. Only a begin is given back when its waiter is gone.
+
+Numbers of calls are the client's and are used once, so no answer reaches another call.
+"""
 from __future__ import annotations
 
+import _thread
 import asyncio
 import collections
+import contextlib
 import errno
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Optional
 
-from ._errors import Closed, Error, from_parts, from_result
+from ._errors import Error, InvalidArgument, from_result
 from ._native import ffi, lib
 
 if TYPE_CHECKING:
     from ._client import Client
+    from ._seq import AsyncSequence
 
-_EAGAIN = -errno.EAGAIN
+_EAGAIN, _EBUSY = -errno.EAGAIN, -errno.EBUSY
 _RETRY_S = 0.001
+_LOST_S = 0.05  # between two looks at a daemon that hung up
+_KEEP_S = 0.05  # between two looks of the thread that gives back
+_WAIT = lib.KVT_F_WAIT
+_running_loop = asyncio._get_running_loop
 
 
-class Answer(NamedTuple):
-    """What sequences need of an answer."""
+class Call:
+    """One call: queued, in flight, or done."""
 
-    lease: tuple[int, int]
-    pages: bytes
-    sides: bytes
-    matched: int
-    reusable: int
-    announced: int
-    shared: int
-    next: int
-    known: int
-    flags: int
-    reason: int
-    n_keys: int
+    __slots__ = ("_answers", "request", "keys", "sequence", "native", "at", "until", "done", "value",
+                 "error", "waiter", "abandoned", "refused")
+
+    def __init__(self, answers: Answers, request: Any, keys: Any, sequence: Optional[AsyncSequence], native: Any,
+                 at: int = -1) -> None:
+        self._answers = answers
+        self.request = request
+        self.keys = keys
+        """Holds the memory of the request's keys."""
+        self.sequence = sequence
+        """None: a begin."""
+        self.native = native
+        self.at = at
+        """Position of the first key. -1: there are none."""
+        self.until = 0.0
+        """A begin's: when it waits for others no longer."""
+        self.done = False
+        self.value: Optional[AsyncSequence] = None
+        self.error: Optional[BaseException] = None
+        self.waiter: Optional[weakref.ref[asyncio.Future[None]]] = None
+        """Wakes it. Its loop holds it: a loop that ends ends those that wait in it."""
+        self.abandoned = False
+        """A begin's: what it gets is given back."""
+        self.refused = False
+        """It failed before it was submitted, so nothing happened."""
+
+    async def wait(self) -> Optional[AsyncSequence]:
+        """Wait for the answer, in any loop."""
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            watch = self._answers.watch(loop)
+            self.waiter = weakref.ref(future)
+            watch.look_soon()
+            if not self.done:  # again: another thread may have taken it before it saw the waiter
+                watch.futures.add(future)
+                try:
+                    await future
+                finally:
+                    watch.futures.discard(future)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def abandon(self) -> None:
+        """A begin's, when nothing waits for it any more."""
+        self._answers.abandon(self)
+
+    def own_keys(self) -> None:
+        """Copy the keys, which the caller may change before there is room."""
+        request = self.request
+        if request.n_keys:
+            keys = ffi.new("uint32_t[]", request.n_keys)
+            ffi.memmove(keys, request.keys, 4 * request.n_keys)
+            request.keys = self.keys = keys
 
 
-def current(client: Client, aio: Optional[Loop]) -> Loop:
-    """The running loop's. RuntimeError: another loop uses the client."""
-    loop = asyncio.get_running_loop()
-    if aio is not None and aio.loop is loop:
-        return aio
-    if aio is not None and not aio.loop.is_closed() and aio.in_flight():
-        raise RuntimeError("another event loop uses this client")
-    if aio is not None:
-        aio.close()
-    return Loop(client, loop)
+class Answers:
+    """The calls of one client that are not answered, and the loops that look for answers.
 
-
-class Loop:
-    """The futures of one client in one event loop.
-
-    Invariants: each operation in flight has a future here, cancelled or not. Before the loop sleeps
-    the client is armed: look() ends with that, and each other call on the client asks for a look().
+    Invariant: before a loop sleeps the client is armed. look() ends with that, and each other call
+    on the client asks for a look().
     """
 
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self.client = client
-        self.loop = loop
-        self._futures: dict[int, tuple[Any, Any]] = {}
-        self._queue: collections.deque[tuple[Any, Any, Any]] = collections.deque()
-        self._next = 2
-        self._looks = False
-        self._fds = [lib.kvt_client_completion_fd(client._handle),
-                     lib.kvt_client_control_fd(client._handle)]
-        for fd in self._fds:
-            loop.add_reader(fd, self.look_soon)
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._next = 2  # even; numbers of Client.submit() are odd
+        self._flying: dict[int, Call] = {}
+        self._queue: collections.deque[Call] = collections.deque()
+        self._begins: collections.deque[Call] = collections.deque()  # queued ones
+        # By the loop's id. The loop holds the watch.
+        self._watches: weakref.WeakValueDictionary[int, _Watch] = weakref.WeakValueDictionary()
+        self._keeps = False
+        self._out = ffi.new("struct kvt_seq **")
 
-    def in_flight(self) -> bool:
-        """Whether anything waits."""
-        return bool(self._futures or self._queue)
+    # ---- calls
 
-    def close(self) -> None:
-        """The client closes, or another loop takes over: fail what waits."""
-        waiting = [future for future, _ in self._futures.values()]
-        waiting += [future for _, future, _ in self._queue]
-        self._futures.clear()
-        self._queue.clear()
-        if self.loop.is_closed():
+    def start(self, call: Call) -> None:
+        """Submit a call, or queue it until there is room. With the client's lock."""
+        queue = self._begins if call.sequence is None else self._queue
+        if queue or self._submit(call) != 0:
+            call.own_keys()
+            queue.append(call)
+            if call.sequence is not None:
+                call.sequence._n_queued += 1
+                call.sequence._queued_keys += call.request.n_keys
+        loop = _running_loop()
+        if loop is not None and not call.done:
+            self.watch(loop).look_soon()
+
+    def abandon(self, begin: Call) -> None:
+        """Give back what a begin got or will get. Its loop may have ended, so a thread does it. Takes
+        no lock: a coroutine may end in any call."""
+        begin.abandoned = True
+        if begin.value is not None:
+            begin.value._drop()
+        if self._keeps or (begin.done and begin.value is None):
             return
-        for fd in self._fds:
-            self.loop.remove_reader(fd)
-        self._fail(waiting, Closed("the client was closed"))
+        self._keeps = True
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            _thread.start_new_thread(_keep, (weakref.ref(self._client),))
 
-    def _fail(self, waiting: list[Any], error: Error) -> None:
-        for future in waiting:
-            self._set(future, None, error)
-
-    def call(self, request: Any, keep: Any) -> asyncio.Future[Answer]:
-        """Submit; the future is the answer. `keep` holds the request's arrays."""
-        future: asyncio.Future[Answer] = self.loop.create_future()
-        with self.client._lock:
-            handle = self.client._handle
-            if handle is None:
-                raise Closed("the client was closed")
-            if self._queue or not self._submit(handle, request, future):
-                self._queue.append((request, future, (_own_keys(request), keep)))
-        self.look_soon()
-        return future
-
-    def _submit(self, handle: Any, request: Any, future: Any) -> bool:
-        """With the client's lock. False: no room."""
+    def _submit(self, call: Call) -> int:
+        """0: submitted, or refused, which is its answer. Else no room: EAGAIN, or for now none on
+        its sequence: EBUSY."""
         number = self._next
+        request = call.request
         request.user_data = number
-        rc = lib.kvt_submit(handle, request)
-        if rc == _EAGAIN:
-            return False
-        if rc != 0:
-            if not future.done():
-                future.set_exception(self.client._failure(rc))
-            return True
+        if call.sequence is None:
+            code = lib.kvt_submit(self._client._handle, request)
+        else:
+            code = lib.kvt_seq_submit(call.native, request)
+        if code in (_EAGAIN, _EBUSY):
+            return int(code)
+        if code != 0:
+            call.refused = True
+            self._finish(call, None, self._client._failure(code))
+            return 0
         self._next = number + 2
-        self._futures[number] = (future, request)
-        return True
+        self._flying[number] = call
+        return 0
+
+    def _submit_queued(self) -> None:
+        queue, self._queue = self._queue, collections.deque()
+        stuck: set[Any] = set()
+        full = False
+        for call in queue:
+            sequence: Any = call.sequence
+            if full or sequence in stuck:
+                self._queue.append(call)
+                continue
+            sequence._n_queued -= 1
+            sequence._queued_keys -= call.request.n_keys
+            if call.at >= 0 and lib.kvt_seq_known(call.native) != call.at:
+                self._skip(call)
+                continue
+            code = self._submit(call)
+            if code != 0:
+                full, stuck = code == _EAGAIN, stuck | {sequence}
+                sequence._n_queued += 1
+                sequence._queued_keys += call.request.n_keys
+                self._queue.append(call)
+        while self._begins:
+            begin = self._begins[0]
+            if not begin.abandoned and not self._submit_begin(begin):
+                break
+            self._begins.popleft()
+
+    def _skip(self, call: Call) -> None:
+        """The call before failed, and with it the place of these keys."""
+        known = lib.kvt_seq_known(call.native)
+        error = InvalidArgument(f"an earlier call failed: its keys, from position {known} on, must "
+                                "be given again before those of this call", errno=errno.EINVAL)
+        if call.request.op == lib.KVT_OP_END:
+            lib.kvtpy_end_async(call.native, 0, ffi.NULL, 0, call.request.fence.slot,
+                                call.request.fence.value, 0)
+        self._finish(call, None, error)
+
+    def _submit_begin(self, call: Call) -> bool:
+        """Submit a begin that was queued: it has waited a part of its time already."""
+        request = call.request
+        if request.flags & _WAIT:
+            left = int(1000 * (call.until - time.monotonic()))
+            request.ttl_ms = min(request.ttl_ms, max(0, left))
+            if left <= 0:
+                request.flags &= ~_WAIT
+        return self._submit(call) == 0
+
+    # ---- answers
 
     def answer(self, native: Any) -> None:
-        """Take one answer. With the client's lock."""
-        future, request = self._futures.pop(native.user_data, (None, None))
-        if future is None:
+        """Take one answer in: a pointer to it. With the client's lock."""
+        call = self._flying.pop(native.user_data, None)
+        if call is None:
             return
-        if future.done():
-            if native.op == lib.KVT_OP_BEGIN and native.error == 0:
-                self._end((native.lease.index, native.lease.generation))
-            return
-        if native.error:
-            self._set(future, None, from_result(native))
-            return
-        pages = bytes(ffi.buffer(native.pages, 4 * native.n_pages)) if native.n_pages else b""
-        sides = bytes(ffi.buffer(native.sides, 4 * native.n_sides)) if native.n_sides else b""
-        answer = Answer((native.lease.index, native.lease.generation), pages, sides, native.matched,
-                        native.reusable, native.announced, native.shared, native.next, native.known,
-                        native.flags, native.reason, request.n_keys)
-        self._set(future, answer, None)
+        value: Optional[AsyncSequence] = None
+        error: Optional[BaseException] = from_result(native) if native.error else None
+        client, sequence = self._client, call.sequence
+        if sequence is not None:
+            sequence._answered()
+            if error is None and call.request.op == lib.KVT_OP_END:
+                error = client._end_outcome(native, call.request.arg > 0)
+        elif error is None:
+            code = lib.kvt_seq_adopt(client._handle, native, call.request.n_keys, self._out)
+            if code == 0:
+                value = client._async_sequence(self._out[0])
+            else:
+                error = client._failure(code)
+        self._finish(call, value, error)
 
-    def _set(self, future: Any, answer: Optional[Answer], error: Optional[Error]) -> None:
-        try:
-            inside = asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            inside = False
-        if inside:
-            _settle(future, answer, error)
-        else:
-            self.loop.call_soon_threadsafe(_settle, future, answer, error)
+    def _finish(self, call: Call, value: Optional[AsyncSequence],
+                error: Optional[BaseException]) -> None:
+        call.value, call.error = value, error
+        call.done = True
+        if call.waiter is not None:
+            future = call.waiter()
+            if future is None or not _wake(future):
+                call.abandoned = True
+        if call.abandoned and value is not None:
+            value._drop()
 
-    def _end(self, lease: tuple[int, int]) -> None:
-        """End a lease that nothing waits for."""
-        request = ffi.new("struct kvt_request *")
-        request.op = lib.KVT_OP_END
-        request.lease.index, request.lease.generation = lease
-        self._give_back(request, None)
+    def take_all(self) -> bool:
+        """Take answers, submit what waits for room, arm. True: more has come. With the client's
+        lock."""
+        client = self._client
+        while client._take(client._handle, 0, 64) == 64:
+            pass
+        client._end_orphans()
+        if self._queue or self._begins:
+            self._submit_queued()
+        return client._check(lib.kvt_client_arm(client._handle)) > 0
 
-    def _free(self, pages: list[int]) -> None:
-        """Free pages that nothing waits for."""
-        request, numbers = ffi.new("struct kvt_request *"), ffi.new("uint32_t[]", pages)
-        request.op, request.n_pages, request.pages = lib.KVT_OP_FREE, len(pages), numbers
-        self._give_back(request, numbers)
+    def waits(self) -> bool:
+        """Whether a call is queued or in flight."""
+        return bool(self._flying or self._queue or self._begins)
 
-    def _give_back(self, request: Any, keep: Any) -> None:
-        request.fence.slot = lib.KVT_FENCE_IDLE
-        future = self.loop.create_future()
-        future.cancel()
-        self._queue.append((request, future, keep))
+    def end(self, error: Error) -> None:
+        """The client closes, or its session has ended: fail all calls. With the client's lock."""
+        waiting = [*self._flying.values(), *self._queue, *self._begins]
+        self._flying.clear()
+        self._queue.clear()
+        self._begins.clear()
+        watches = list(self._watches.values())
+        self._watches.clear()
+        for watch in watches:
+            watch.leave()
+        for call in waiting:
+            self._finish(call, None, error)
+
+    # ---- loops
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> _Watch:
+        """In a loop: what wakes it."""
+        watch = self._watches.get(id(loop))
+        if watch is None:
+            watch = self._watches[id(loop)] = _Watch(self, loop)
+        return watch
 
     def look_later(self) -> None:
-        """Any thread: a call on the client may take the wake-up that this loop waits for."""
-        if self.in_flight() and not self._looks and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.look_soon)
+        """Any thread: a call on the client may take the wake-up that loops wait for."""
+        for watch in list(self._watches.values()):
+            watch.look_later()
+
+    def look(self, watch: _Watch) -> None:
+        """In a loop: take answers and wake waiters."""
+        client = self._client
+        if not client._lock.acquire(blocking=False):
+            # A call on another thread waits: it must not stop the loop.
+            watch.loop.call_later(_RETRY_S, watch.look_soon)
+            return
+        try:
+            if client._handle is not None and self.take_all():
+                watch.look_soon()
+        except Error as error:
+            self.end(error)
+        finally:
+            client._lock.release()
+
+    def give_back(self) -> bool:
+        """Look for what is to be given back. False: nothing is left. With the client's lock."""
+        client = self._client
+        self._keeps = False  # first: abandon() may run meanwhile
+        if client._handle is None:
+            return False
+        try:
+            self.take_all()
+        except Error as error:
+            self.end(error)
+        if client._orphans or any(call.abandoned for call in self._flying.values()):
+            self._keeps = True
+        return self._keeps
+
+
+class _Watch:
+    """A loop that wakes by the client's descriptors. It has copies of them: the client may close its
+    own while the loop runs in another thread."""
+
+    def __init__(self, answers: Answers, loop: asyncio.AbstractEventLoop) -> None:
+        self._answers = answers
+        self.loop = loop
+        self.futures: set[asyncio.Future[None]] = set()
+        """What coroutines of the loop wait for."""
+        self._soon = False
+        handle = answers._client._handle
+        self._fds = {"completion": lib.kvt_client_completion_fd(handle),
+                     "control": lib.kvt_client_control_fd(handle)} if handle is not None else {}
+        self._copies: dict[str, int] = {}
+        for name in self._fds:
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        copy = self._copies[name] = os.dup(self._fds[name])
+        self.loop.add_reader(copy, self.look_soon if name == "completion" else self._hung_up)
+
+    def _remove(self, name: str) -> None:
+        copy = self._copies.pop(name, -1)
+        if copy >= 0:
+            if not self.loop.is_closed():
+                self.loop.remove_reader(copy)
+            os.close(copy)
+
+    def _hung_up(self) -> None:
+        """The daemon hung up, or said something. The library looks for a successor at each look, and
+        puts its socket at the same number."""
+        self._remove("control")
+        self.look_soon()
+        self.loop.call_later(_LOST_S, self._look_again)
+
+    def _look_again(self) -> None:
+        answers = self._answers
+        if answers._watches.get(id(self.loop)) is self and answers._client._handle is not None:
+            self._add("control")
+            self.look_soon()
 
     def look_soon(self) -> None:
         """Look once when the loop has run what is ready."""
-        if not self._looks:
-            self._looks = True
+        if not self._soon:
+            self._soon = True
             self.loop.call_soon(self._look)
 
     def _look(self) -> None:
-        self._looks = False
-        if not self.client._lock.acquire(blocking=False):
-            # A call on another thread waits: it must not stop the loop.
-            self.loop.call_later(_RETRY_S, self.look_soon)
+        self._soon = False
+        self._answers.look(self)
+
+    def look_later(self) -> None:
+        """Any thread: look_soon() in the loop."""
+        if not self._soon:
+            _in_loop(self.loop, self.look_soon)
+
+    def leave(self) -> None:
+        """Any thread: watch no longer."""
+        if self.loop.is_closed() or not _in_loop(self.loop, self._forget):
+            self._forget()
+
+    def _forget(self) -> None:
+        for name in list(self._copies):
+            self._remove(name)
+
+    def __del__(self) -> None:
+        for copy in getattr(self, "_copies", {}).values():
+            os.close(copy)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Any) -> bool:
+    """Call it in that loop. False: that has ended."""
+    if _running_loop() is loop:
+        call()
+        return True
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wake(future: asyncio.Future[None]) -> bool:
+    """Wake a waiter. False: its loop has ended."""
+    loop = future.get_loop()
+    if _running_loop() is loop:
+        _settle(future)
+        return True
+    try:
+        loop.call_soon_threadsafe(_settle, future)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _keep(client_of: weakref.ref[Client]) -> None:
+    """A thread that lives while a begin without a waiter is not given back: no loop may run, and
+    nothing else may call the client."""
+    left = True
+    while left:
+        time.sleep(_KEEP_S)
+        client = client_of()
+        if client is None or client._aio is None:
             return
-        try:
-            if self.client._handle is not None:
-                self._take_all(self.client._handle)
-        except Error as error:
-            waiting = [future for future, _ in self._futures.values()]
-            waiting += [future for _, future, _ in self._queue]
-            self._futures.clear()
-            self._queue.clear()
-            for fd in self._fds:
-                self.loop.remove_reader(fd)
-            self._fds = []
-            self._fail(waiting, error)
-        finally:
-            self.client._lock.release()
-
-    def _take_all(self, handle: Any) -> None:
-        """Take answers, submit what waits for room, arm. Again soon if more has come."""
-        client = self.client
-        for lease in client._take_lost():
-            self._end(lease)
-        while client._pages_lost:
-            self._free(client._pages_lost.popleft())
-        while client._take(handle, 0, 64) > 0:
-            pass
-        while self._queue:
-            request, future, _ = self._queue[0]
-            if future.cancelled() and request.op == lib.KVT_OP_BEGIN:
-                self._queue.popleft()
-                continue
-            if not self._submit(handle, request, future):
-                if not self._futures:
-                    raise from_parts(_EAGAIN, 0, "no room in rings or areas")
-                break
-            self._queue.popleft()
-        if client._check(lib.kvt_client_arm(handle)) > 0:
-            self.look_soon()
-
-
-def _own_keys(request: Any) -> Any:
-    """A copy of a request's keys: the caller's may change before there is room."""
-    if request.n_keys == 0:
-        return None
-    keys = ffi.new("uint32_t[]", request.n_keys)
-    ffi.memmove(keys, request.keys, 4 * request.n_keys)
-    request.keys = keys
-    return keys
-
-
-def _settle(future: Any, answer: Optional[Answer], error: Optional[Error]) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(answer)
+        with client._lock:
+            left = client._aio is not None and client._aio.give_back()
+        del client

@@ -17,15 +17,16 @@ from array import array
 from types import TracebackType
 from typing import Any, Iterable, NamedTuple, Optional, Union
 
-from . import _aio
+from . import _aio, _signals
 from ._errors import (Closed, ConnectionLost, Error, InvalidArgument, from_error, from_parts,
                       from_result)
 from ._feed import Feed
 from ._geometry import Geometry
 from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
+from ._own import Owner
 from ._pool import Pool
-from ._seq import AsyncSequence, Fence, Sequence, fence_of
+from ._seq import AsyncSequence, Fence, Sequence, end_outcome, fence_of
 
 FieldValue = Union[str, bytes, int]
 
@@ -117,7 +118,7 @@ def _pages_of(result: Any) -> memoryview:
     return _numbers(result.pages, result.n_pages)
 
 
-class Lease:
+class Lease(Owner):
     """A session's hold on a cached prefix: from Namespace.match(lock=True), Client.lock()."""
 
     def __init__(self, client: Client, number: tuple[int, int], pages: memoryview,
@@ -242,7 +243,7 @@ def _result_of(native: Any, tag: Any) -> Result:
         sides=_numbers(native.sides, native.n_sides))
 
 
-class Namespace:
+class Namespace(Owner):
     """A tree that matches no other: Client.namespace()."""
 
     def __init__(self, client: Client, number: int, digest: tuple[int, int], label: str,
@@ -290,7 +291,7 @@ class Namespace:
         client = self._client
         with client._lock:
             handle = client._open() if client._slow else client._handle
-            out = client._out
+            out = client._begun()
             if self._root_key or point:
                 request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
                 request.arg = count_of(extra, "extra")
@@ -300,34 +301,44 @@ class Namespace:
                 rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, out)
             if rc != 0:
                 raise client._failure(rc)
-            return Sequence(client, out[0])
+            return Sequence(client, out)
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
                           force_miss: bool = False, own_stream: bool = False,
                           point: int = 0) -> AsyncSequence:
-        """begin() in an event loop. Thousands may wait at a time. A cancelled call holds nothing.
+        """begin() in an event loop. Thousands may wait at a time. What a cancelled call got, or will
+        get, is given back, whether or not a loop runs then.
 
-        The tokens are copied before the first await.
+        The tokens are copied before the first wait.
         """
         client = self._client
         keys, n = keys_of(tokens)
         request = self._request(lib.KVT_OP_BEGIN, keys, n,
                                 (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
                                 (_OWN_STREAM if own_stream else 0))
-        wait_ms = int(client._begin_wait * 1000)
-        if wait_ms > 0:
-            request.flags |= lib.KVT_F_WAIT
-            request.ttl_ms = min(wait_ms, 0xffffffff)
         request.arg = count_of(extra, "extra")
         request.point = count_of(point, "point")
-        future = client._loop().call(request, keys)
+        with client._lock:
+            call = _aio.Call(client._answers(), request, keys, None, None)
+        wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
+        if wait_ms > 0:
+            if not force_miss and (asked := client._ask_store(request)):
+                call.own_keys()
+                wait_ms = min(wait_ms, await client._store_wait(asked) or wait_ms)
+            request.flags |= lib.KVT_F_WAIT
+            request.ttl_ms = wait_ms
+            call.until = time.monotonic() + wait_ms / 1000
+        with client._lock:
+            client._answers().start(call)
         try:
-            answer = await future
-        except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:
-                client._leases_lost.append(future.result().lease)
+            sequence: Any = await call.wait()
+        except Error:
             raise
-        return AsyncSequence(client, answer)
+        except BaseException:  # cancelled, or the loop ended
+            call.abandon()
+            raise
+        sequence._handed = True
+        return sequence  # type: ignore[no-any-return]
 
     def match(self, tokens: Tokens, *, lock: bool = False) -> Match:
         """How much of a prompt is cached. lock: take a lease on it, whose pages may be read."""
@@ -385,10 +396,10 @@ class Namespace:
         answer with `tag`. begin() asks by itself."""
         keys, n = keys_of(tokens)
         request = self._request(lib.KVT_OP_BEGIN, keys, n)
-        request.user_data = tag
         client = self._client
         with client._lock:
-            return bool(client._check(lib.kvt_fetch(client._open(), request)))
+            client._open()
+            return client._fetch(request, tag)
 
     def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
                ttl: Optional[float] = None) -> list[tuple[int, int]]:
@@ -466,16 +477,18 @@ class Namespace:
         return f"<kvtrunk.Namespace {self._id} {self.label!r}{root}>"
 
 
-class Client:
-    """A connection: connect(). Threads may share it; calls wait for each other. Use one for each
-    thread that waits, and one for an event loop."""
+class Client(Owner):
+    """A connection: connect(). Threads and event loops may share it. Calls that wait for the daemon
+    wait for each other, and awaited ones for none. So give each thread that waits a client, and an
+    event loop's client no thread that waits."""
 
-    def __init__(self, handle: Any, begin_wait: float) -> None:
+    def __init__(self, handle: Any, begin_wait: float, fetches: bool) -> None:
         self._handle = handle
         self._lock = threading.Lock()
         self._out, self._out_n = ffi.new("struct kvt_seq **"), ffi.new("uint32_t *")
         self._natives = ffi.new("struct kvt_result[]", _REAP)
         self._begin_wait = begin_wait
+        self._fetches = fetches
         # Closed, or something to do before the next call: see _open().
         self._slow = False
         self.suspended = False
@@ -484,9 +497,10 @@ class Client:
         self._pools: list[Pool] = []
         self._pool: Optional[Pool] = None
         self._orphans: collections.deque[Any] = collections.deque()
-        self._leases_lost: collections.deque[tuple[int, int]] = collections.deque()
-        self._pages_lost: collections.deque[list[int]] = collections.deque()
-        self._aio: Optional[_aio.Loop] = None
+        self._aio: Optional[_aio.Answers] = None
+        self._asked: dict[int, Union[int, _Asked]] = {}  # of a store: tags, or what waits
+        self._next_ask = 1
+        self._fetched: collections.deque[Fetched] = collections.deque(maxlen=_FETCHED_MOST)
         self._mirrored: Any = None
         self._feed: Optional[Feed] = None
         self._tags: dict[int, Any] = {}
@@ -504,31 +518,36 @@ class Client:
         if handle is None:
             raise Closed("the client was closed")
         if self._slow:
-            self._slow = self._aio is not None
-            self._end_orphans()
-            if self._aio is not None:
+            if self._aio is not None and self._aio.waits():  # for a loop that may have ended
+                self._aio.take_all()
                 self._aio.look_later()
+            self._end_orphans()
+            self._slow = self._aio is not None or bool(self._orphans)
         return handle
+
+    def _begun(self) -> Any:
+        """The place of a new sequence. What is there still is of a begin that a signal ended."""
+        out = self._out
+        if out[0] != ffi.NULL:
+            self._orphans.append(out[0])
+            self._slow = True
+            out[0] = ffi.NULL
+        return out
 
     def _end_orphans(self) -> None:
         """End sequences and leases whose objects are gone."""
-        while self._orphans:
+        for _ in range(len(self._orphans)):
             orphan = self._orphans.popleft()
             if isinstance(orphan, tuple):
                 lib.kvt_unlock(self._handle, ffi.new("struct kvt_lease *", orphan)[0],
                                lib.kvt_fence_idle())
-            else:
-                lib.kvtpy_end(orphan, 0, ffi.NULL, 0, lib.KVT_FENCE_IDLE, 0, 0)
+            elif lib.kvtpy_end_async(orphan, 0, ffi.NULL, 0, lib.KVT_FENCE_IDLE, 0,
+                                     0) == -errno.EAGAIN:
+                self._orphans.append(orphan)
 
-    def _take_lost(self) -> list[tuple[int, int]]:
-        """Leases of AsyncSequences whose objects are gone."""
-        lost = []
-        while self._leases_lost:
-            lost.append(self._leases_lost.popleft())
-        return lost
-
-    def _failure(self, code: int) -> Error:
-        return from_error(lib.kvt_client_error(self._handle), code)
+    def _failure(self, code: int) -> BaseException:
+        """Why a call failed: what a signal's handler raised meanwhile, or the library's error."""
+        return _signals.raised() or from_error(lib.kvt_client_error(self._handle), code)
 
     def _check(self, code: int) -> int:
         if code < 0:
@@ -543,13 +562,61 @@ class Client:
                           result.matched)
         return Match(result.matched, handle, lease, result.usable)
 
-    def _loop(self) -> _aio.Loop:
+    def _answers(self) -> _aio.Answers:
         if self._handle is None:
             raise Closed("the client was closed")
-        aio = _aio.current(self, self._aio)
-        self._aio = aio
-        self._slow = True
-        return aio
+        if self._aio is None:
+            self._aio = _aio.Answers(self)
+            self._slow = True
+        return self._aio
+
+    def _async_sequence(self, seq: Any) -> AsyncSequence:
+        return AsyncSequence(self, seq)
+
+    def _end_outcome(self, answer: Any, commit: bool) -> Optional[Error]:
+        return end_outcome(answer, commit)
+
+    # ---- a store
+
+    def _fetch(self, request: Any, tag: Union[int, _Asked]) -> bool:
+        """Ask a store. False: it was not asked. With the lock."""
+        number = request.user_data = self._next_ask
+        if not self._check(lib.kvt_fetch(self._handle, request)):
+            return False
+        self._next_ask = number + 1
+        self._asked[number] = tag
+        return True
+
+    def _take_fetched(self) -> None:
+        """Take what stores have answered. With the lock."""
+        out = ffi.new("struct kvt_fetched *")
+        while self._check(lib.kvt_fetch_poll(self._open(), out)):
+            tag = self._asked.pop(out.user_data, 0)
+            if isinstance(tag, _Asked):
+                tag.wait_ms = out.wait_ms
+            else:
+                self._fetched.append(Fetched(tag, out.cached, out.positions,
+                                             out.expected_us * 1e-6))
+
+    def _ask_store(self, begin: Any) -> Optional[_Asked]:
+        """Ask a store for what the pool lacks of a begin. None: it was not asked."""
+        if not self._fetches:
+            return None
+        asked = _Asked()
+        with self._lock:
+            if self._handle is None:
+                raise Closed("the client was closed")
+            if self._asked:
+                self._take_fetched()  # of begins that were cancelled meanwhile
+            return asked if self._fetch(begin, asked) else None
+
+    async def _store_wait(self, asked: _Asked) -> int:
+        """How long a begin waits for a load at most, in ms. 0: there is none."""
+        while asked.wait_ms is None:
+            await asyncio.sleep(_LOOK_FOR_STORE_S)
+            with self._lock:
+                self._take_fetched()
+        return asked.wait_ms
 
     # ---- life
 
@@ -578,9 +645,11 @@ class Client:
             handle, self._handle = self._handle, None
             self._slow = True
             if self._aio is not None:
-                self._aio.close()
+                self._aio.end(Closed("the client was closed"))
             self._orphans.clear()
             rc = lib.kvtpy_close(handle, slot, value)
+        if rc < 0 and (raised := _signals.raised()):
+            raise raised
         if rc == -errno.ECONNRESET:
             raise from_parts(rc, 0, "close: the daemon was gone")
         if rc < 0 and rc != -errno.ECHILD:
@@ -883,11 +952,9 @@ class Client:
     def fetched(self) -> Optional[Fetched]:
         """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
         than connect()'s fetch_wait is answered with 0 positions."""
-        out = ffi.new("struct kvt_fetched *")
         with self._lock:
-            if not self._check(lib.kvt_fetch_poll(self._open(), out)):
-                return None
-        return Fetched(out.user_data, out.cached, out.positions, out.expected_us * 1e-6)
+            self._take_fetched()
+            return self._fetched.popleft() if self._fetched else None
 
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a
@@ -977,8 +1044,8 @@ class Client:
                 tag = self._tags.get(number) if first else self._tags.pop(number, None)
                 self._keep_result(_result_of(native, tag))
             elif self._aio is not None:
-                self._aio.answer(native)
-            lib.kvt_result_release(handle, ffi.addressof(natives, i))
+                self._aio.answer(natives + i)
+            lib.kvt_result_release(handle, natives + i)
         return n
 
     def _keep_result(self, result: Result) -> None:
@@ -1018,6 +1085,12 @@ class Client:
         return mine
 
 
+class _Asked:
+    """A begin that waits for a store's answer."""
+
+    wait_ms: Optional[int] = None
+
+
 class _Mark(NamedTuple):
     """The tag of an operation of _call_many()."""
 
@@ -1033,6 +1106,8 @@ class _Call(NamedTuple):
 
 
 _REAP = 64
+_FETCHED_MOST = 256  # answers that Client.fetched() did not take
+_LOOK_FOR_STORE_S = 0.0005
 
 
 def _field_bytes(value: FieldValue) -> bytes:
@@ -1164,8 +1239,8 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     out, error = ffi.new("struct kvt_client **"), ffi.new("struct kvt_error *")
     rc = lib.kvt_client_connect(out, options, error)
     if rc != 0:
-        raise from_error(error, rc, attach=True)
-    return Client(out[0], 30.0 if begin_wait is None else begin_wait)
+        raise _signals.raised() or from_error(error, rc, attach=True)
+    return Client(out[0], 30.0 if begin_wait is None else begin_wait, fetches=fetch_wait != 0)
 
 
 def _program() -> str:

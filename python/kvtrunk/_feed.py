@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from ._errors import Closed
 from ._native import ffi, lib
+from ._own import Owner
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -53,7 +54,7 @@ def _copy(words: Any, n: int) -> memoryview:
     return memoryview(bytes(ffi.buffer(words, 4 * n))).cast("I") if words and n else _NONE
 
 
-class Feed:
+class Feed(Owner):
     """A subscription: Client.feed(). Iterating waits for records, without end.
 
     Rule for copies of pages: see kvtrunk_feed.h; poll() until None, after the copy.

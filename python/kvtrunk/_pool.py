@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ._errors import Closed, from_parts
 from ._native import ffi, lib
+from ._own import Owner
 from ._progress import progress
 from ._view import Array, make
 
@@ -82,7 +83,7 @@ class Layer:
     dtype: str
 
 
-class Pool:
+class Pool(Owner):
     """One mapped slab of the pool: client.pool, client.map_pool().
 
     Write only pages that are private to you: those of a sequence from position seq.next on. Cached

@@ -2,17 +2,16 @@
 """Sequences: one lease with its page table."""
 from __future__ import annotations
 
-import asyncio
 import errno
-import functools
 import warnings
-from array import array
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Coroutine, Optional
 
-from ._errors import Again, Closed, ConnectionLost, Error, Stale, from_parts
+from . import _aio
+from ._errors import Again, Closed, ConnectionLost, Error, InvalidArgument, Stale, from_parts
 from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
+from ._own import Owner
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -41,11 +40,8 @@ def fence_of(fence: Optional[Fence]) -> Fence:
     return slot, value
 
 
-class Sequence:
-    """A sequence: Namespace.begin(). It ends with end(), at the end of a `with`, or with its client.
-
-    Positions below `next` are computed: read their pages; write only pages from `next` on.
-    """
+class _Held(Owner):
+    """What both kinds of sequences are: the library's, and what it tells of them."""
 
     __slots__ = ("_client", "_seq", "_table", "_count", "__weakref__")
 
@@ -57,10 +53,7 @@ class Sequence:
 
     def _open(self) -> Any:
         """With the client's lock."""
-        self._client._open()
-        if self._seq is None:
-            raise Closed("the sequence has ended")
-        return self._seq
+        raise NotImplementedError
 
     @property
     def ended(self) -> bool:
@@ -125,7 +118,7 @@ class Sequence:
         state into a page of Client.alloc() before you go on from it. If `matched` is above
         `reusable`, make a point at `matched`: the next one continues behind it."""
         with self._client._lock:
-            pages = lib.kvt_seq_sides(self._open(), kind, self._count)
+            pages = lib.kvt_seq_sides(self._open(), _index(kind), self._count)
             n = self._count[0]
             return memoryview(_buffer(pages, 4 * n)[:] if n else b"").cast("I").toreadonly()
 
@@ -136,13 +129,34 @@ class Sequence:
         fails. Page 0 drops what is there, unless others need it. A commit that takes side pages
         keeps duplicates until the end, and leaves `pages` as it is. InvalidArgument."""
         with self._client._lock:
-            self._client._check(lib.kvt_seq_attach(self._open(), index, kind, page))
+            self._client._check(lib.kvt_seq_attach(self._open(), _index(index), _index(kind),
+                                                   _index(page)))
 
     def let_go(self, index: int, kind: int) -> None:
         """Read the side page of page `index` no more after the next commit's fence: from then on it
         may be evicted before the sequence's end. Until it is, others continue behind it. Nothing
         happens while another sequence crosses that page. InvalidArgument."""
         self.attach(index, kind, SIDE_LET)
+
+
+class Sequence(_Held):
+    """A sequence: Namespace.begin(). It ends with end(), at the end of a `with`, or with its client.
+
+    Positions below `next` are computed: read their pages; write only pages from `next` on.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, client: Client, begun: Any) -> None:
+        """begun: where the library put it. A signal's handler may raise before the next line."""
+        super().__init__(client, begun[0])
+        begun[0] = _NULL
+
+    def _open(self) -> Any:
+        self._client._open()
+        if self._seq is None:
+            raise Closed("the sequence has ended")
+        return self._seq
 
     def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
                chunked: bool = False, keep: bool = False) -> None:
@@ -288,222 +302,154 @@ class Sequence:
         return f"<kvtrunk.Sequence{' ended' if self.ended else ''}>"
 
 
-class AsyncSequence:
-    """A sequence in an event loop: Namespace.begin_async(). One call at a time."""
+class AsyncSequence(_Held):
+    """A sequence in event loops: Namespace.begin_async().
 
-    def __init__(self, client: Client, begun: Any) -> None:
-        self._client = client
-        self._lease: Optional[tuple[int, int]] = begun.lease
-        self._pages = array("I", begun.pages)
-        self._sides: list[memoryview] = by_kind(client, memoryview(begun.sides).cast("I"),
-                                                begun.reusable)
-        self._given: list[tuple[int, int]] = []
-        self._held = array("I")
-        self._stale = 0
-        self._capacity = client.info.page_size
-        self.matched = begun.matched
-        """Positions that were cached at begin."""
-        self.reusable = begun.reusable
-        """Positions that needed no computing at begin."""
-        self.announced = begun.announced
-        """Positions that others were computing at begin."""
-        self.shared = begun.shared
-        """Reusable positions that other sessions sealed."""
-        self.next = begun.reusable
-        """Where to continue computing."""
-        self._known = begun.n_keys
-        self._left: list[list[int]] = []  # attached, and not taken; freed by these groups
-        self._busy = False
+    commit(), extend() and end() happen when they are called, in this order, and what they return
+    waits for the outcome: `await` it. A cancelled await does not undo the call. Then look at `next`,
+    `known` and `pages`, which say how far it came, and give keys with `at`. Duplicates stay readable
+    until the end.
+    """
 
-    @property
-    def ended(self) -> bool:
-        """True after end() or the client's close()."""
-        return self._lease is None or self._client.closed
+    __slots__ = ("_news", "_handed", "_attached", "_keyed", "_told", "_n_queued", "_queued_keys")
+
+    def __init__(self, client: Client, seq: Any) -> None:
+        super().__init__(client, seq)
+        self._news = False  # an answer that the library shows with its next call
+        self._handed = False  # to the caller of begin_async()
+        self._attached = False  # side pages, since the last commit
+        self._keyed = self._told = 0  # calls with keys; the last one whose outcome a caller saw
+        self._n_queued = self._queued_keys = 0  # calls without room yet, and their keys
+
+    def _open(self) -> Any:
+        if self._client._handle is None:
+            raise Closed("the client was closed")
+        if self._seq is None:
+            raise Closed("the sequence has ended")
+        if self._news:
+            self._news = False
+            lib.kvt_seq_poll(self._seq)
+        return self._seq
+
+    def _answered(self) -> None:
+        self._news, self._table = True, None
 
     @property
     def known(self) -> int:
-        """Keys given so far."""
-        return int(self._known) + len(self._held)
-
-    @property
-    def pages(self) -> memoryview:
-        """The page table, u32, read only: see Sequence.pages."""
-        return memoryview(self._pages).toreadonly()
-
-    def _request(self, op: int, fence: Optional[Fence]) -> Any:
-        if self._lease is None:
-            raise Closed("the sequence has ended")
-        if self._busy:
-            raise Again("a call on this sequence is in flight: one at a time")
-        request = ffi.new("struct kvt_request *")
-        request.op = op
-        request.lease.index, request.lease.generation = self._lease
-        request.fence.slot, request.fence.value = fence_of(fence)
-        return request
-
-    async def _call(self, request: Any, keep: Any = None) -> Any:
-        self._busy = True
-        try:
-            return await self._client._loop().call(request, keep)
-        finally:
-            self._busy = False
-
-    def _give_keys(self, request: Any, keys: Tokens, room: int) -> Any:
-        """All keys that have a place; the rest waits for a later commit."""
-        if keys is not None:
-            data, n = keys_of(keys)
-            self._held.frombytes(bytes(_buffer(data, 4 * n)) if n else b"")
-        request.n_keys = max(0, min(len(self._held), room - self._known))
-        if request.n_keys == 0:
-            return None
-        data = ffi.from_buffer("uint32_t[]", array("I", self._held[:request.n_keys]))
-        request.keys = data
-        return data
-
-    def sides(self, kind: int) -> memoryview:
-        """Side pages of a kind where the sequence began: see Sequence.sides()."""
-        return self._sides[kind] if 0 <= kind < len(self._sides) else memoryview(b"").cast("I")
+        """Keys given so far: keys of the next call begin at this position."""
+        with self._client._lock:
+            return int(lib.kvt_seq_known(self._open())) + self._queued_keys
 
     def attach(self, index: int, kind: int, page: int) -> None:
-        """Sequence.attach(): the next commit takes it."""
-        info = self._client.info
-        if self._lease is None:
-            raise Closed("the sequence has ended")
-        if not (0 <= kind < len(info.side_pages) and 0 <= index < len(self._pages) and
-                (0 <= page < info.n_pages or page == SIDE_LET)):
-            raise from_parts(-errno.EINVAL, lib.KVT_REASON_SIDE_PLACE,
-                             f"attach: page {page} for page {index} of the table, kind {kind}: the "
-                             f"table has {len(self._pages)}, the daemon's option sides "
-                             f"{len(info.side_pages)}, the pool {info.n_pages}")
-        self._given.append((index * lib.KVT_MAX_SIDES + kind, page))
+        """Sequence.attach(). Again: an earlier call waits for room in the rings: await it first."""
+        if self._n_queued:
+            raise Again("attach: an earlier call of this sequence waits for room in the rings: await "
+                        "it first", errno=errno.EAGAIN)
+        super().attach(index, kind, page)
+        self._attached = True
 
-    def let_go(self, index: int, kind: int) -> None:
-        """Sequence.let_go(): by the next commit."""
-        self.attach(index, kind, SIDE_LET)
+    def commit(self, computed: int, keys: Tokens = None, *, at: Optional[int] = None,
+               fence: Optional[Fence] = None, chunked: bool = False) -> Coroutine[Any, Any, None]:
+        """Sequence.commit(), to be awaited.
 
-    def _committing(self, computed: int, keys: Tokens, fence: Optional[Fence],
-                    flags: int) -> tuple[Any, Any]:
-        request = self._request(lib.KVT_OP_COMMIT, fence)
-        request.flags, request.arg = flags, count_of(computed, "computed")
-        room = len(self._pages) * self._capacity
-        if computed > room:
-            raise from_parts(-errno.EINVAL, lib.KVT_REASON_BEYOND_TABLE,
-                             f"commit: {computed} positions, the page table has {room}")
-        if self._stale:
-            self._alone(computed)
-        data = self._give_keys(request, keys, room if computed >= self.next else 0)
-        request.list_capacity = max(1, len(self._pages))
-        if self._given:
-            sides = ffi.new("struct kvt_side[]", self._given)
-            request.n_sides, request.sides = len(self._given), sides
-            request.flags |= _KEEP | lib.KVT_F_NO_LIST
-            request.list_capacity, data = 0, (data, sides)
-        return request, data
+        at: position of the first of `keys`. It must be `known`, or InvalidArgument is raised and
+        nothing happens. Needed only while the outcome of an earlier call with keys was not awaited
+        to its end, such as after a cancellation: else its keys could be given twice.
+        """
+        return self._waiting(*self._call(lib.KVT_OP_COMMIT, count_of(computed, "computed"), keys, at,
+                                         fence, chunked))
 
-    async def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
-                     chunked: bool = False, keep: bool = False) -> None:
-        """Sequence.commit(), awaited."""
-        request, data = self._committing(computed, keys, fence, (_CHUNKED if chunked else 0) |
-                                         (_KEEP if keep else 0))
-        n_keys = request.n_keys
-        given, self._given = self._given, []
-        try:
-            answer = await self._call(request, data)
-        except Stale as error:
-            self._stale = 1
-            self.next = max(self.next, computed)
-            self._left += one_by_one(given)
-            raise error
-        except Again:
-            self._given = given + self._given
-            raise
-        except BaseException:  # refused, or cancelled: it may take some
-            self._left += one_by_one(given)
-            raise
-        del self._held[:n_keys]
-        if given:
-            self._left.append(memoryview(answer.pages).cast("I").tolist())
-        else:
-            self._pages = array("I", answer.pages)
-        self.next, self._known = answer.next, answer.known
+    def extend(self, n: int) -> Coroutine[Any, Any, None]:
+        """Sequence.extend(), to be awaited."""
+        return self._waiting(*self._call(lib.KVT_OP_EXTEND, count_of(n, "n")))
 
-    def _alone(self, computed: int) -> None:
-        self.next = max(self.next, computed)
-        raise from_parts(-errno.ESTALE, lib.KVT_REASON_DETACHED, "commit: nothing more is shared")
+    def end(self, computed: int = 0, keys: Tokens = None, *, at: Optional[int] = None,
+            fence: Optional[Fence] = None, chunked: bool = False) -> Coroutine[Any, Any, None]:
+        """Sequence.end(), to be awaited. at: as of commit()."""
+        if self.ended:
+            return _nothing()
+        calls = self._end(computed, keys, at, fence, chunked)
+        return self._waiting(*calls[0]) if len(calls) == 1 else self._both(*calls)
 
-    async def extend(self, n: int) -> None:
-        """Sequence.extend(), awaited."""
-        request = self._request(lib.KVT_OP_EXTEND, None)
-        request.arg = -(-count_of(n, "n") // self._capacity)
-        if request.arg >= self._client.info.n_pages:
-            request.list_capacity = 1
-        answer = await self._call(request)
-        pages = array("I", self._pages)
-        pages.frombytes(bytes(answer.pages))
-        self._pages = pages
-
-    async def end(self, computed: int = 0, keys: Tokens = None, *,
-                  fence: Optional[Fence] = None, chunked: bool = False) -> None:
-        """Sequence.end(), awaited. Cancelled, it ends all the same."""
-        if self._lease is None or self._client.closed:
-            return
-        failed: Optional[Error] = None
-        if self._given and computed > 0:  # END takes no side pages
-            try:
-                await self.commit(computed, keys, fence=fence, chunked=chunked)
-            except asyncio.CancelledError:
-                self.end_nowait(fence=fence)
-                raise
-            except Error as error:
-                failed = error
-            computed = 0
-        answer = await self._call(*self._ending(computed, keys, fence, chunked))
-        _end_outcome(answer, computed > 0)
-        if failed is not None:
-            raise failed
-
-    def end_nowait(self, computed: int = 0, keys: Tokens = None, *,
+    def end_nowait(self, computed: int = 0, keys: Tokens = None, *, at: Optional[int] = None,
                    fence: Optional[Fence] = None, chunked: bool = False) -> None:
-        """end() without its outcome: submit it and return."""
-        if self._lease is None or self._client.closed:
-            return
-        if self._given and computed > 0 and not self._stale:
-            request, data = self._committing(computed, keys, fence, _CHUNKED if chunked else 0)
-            future = self._client._loop().call(request, data)
-            future.add_done_callback(functools.partial(self._free_left, self._given, fence))
-            self._given, computed = [], 0
-        self._client._loop().call(*self._ending(computed, keys, fence, chunked)).cancel()
+        """end() without its outcome."""
+        if not self.ended:
+            self._end(computed, keys, at, fence, chunked)
 
-    def _ending(self, computed: int, keys: Tokens, fence: Optional[Fence],
-                chunked: bool) -> tuple[Any, Any]:
-        request = self._request(lib.KVT_OP_END, fence)
-        data = None
-        if computed > 0 and not self._stale:
-            request.flags = lib.KVT_F_COMMIT | (_CHUNKED if chunked else 0)
-            request.arg = computed
-            data = self._give_keys(request, keys, 0xffffffff)
-        self._free(self._left + one_by_one(self._given), fence)
-        self._given, self._left = [], []
-        self._lease = None
-        return request, data
+    def _end(self, computed: int, keys: Tokens, at: Optional[int], fence: Optional[Fence],
+             chunked: bool) -> list[tuple[_aio.Call, int]]:
+        count_of(computed, "computed")
+        if not (self._attached and computed):
+            return [self._call(lib.KVT_OP_END, computed, keys, at, fence, chunked)]
+        return [self._call(lib.KVT_OP_COMMIT, computed, keys, at, fence, chunked),
+                self._call(lib.KVT_OP_END, 0, None, None, fence)]  # which takes no side pages
 
-    def _free_left(self, given: list[tuple[int, int]], fence: Optional[Fence], future: Any) -> None:
-        """Free what a commit behind the end did not take."""
-        if self._client.closed or future.cancelled():
-            return
-        failed = future.exception() is not None
-        self._free(one_by_one(given) if failed else
-                   [memoryview(future.result().pages).cast("I").tolist()], fence)
+    def _call(self, op: int, n: int, keys: Tokens = None, at: Optional[int] = None,
+              fence: Optional[Fence] = None, chunked: bool = False) -> tuple[_aio.Call, int]:
+        """Make a call. Returns it, and the number to report when its outcome has been seen."""
+        request = ffi.new("struct kvt_request *")
+        request.op, request.arg = op, n
+        request.fence.slot, request.fence.value = _IDLE if fence is None else fence
+        if chunked:
+            request.flags = _CHUNKED
+        client = self._client
+        with client._lock:
+            answers = client._answers()
+            call = _aio.Call(answers, request, None, self, self._open())
+            if keys is not None:
+                call.keys, request.n_keys = keys_of(keys)
+                request.keys = call.keys
+                if request.n_keys:
+                    call.at = self._place(at)
+            answers.start(call)
+            self._table = None
+            if op == lib.KVT_OP_END:
+                self._seq = None
+            elif op == lib.KVT_OP_COMMIT:
+                self._attached = False
+            if call.at >= 0:
+                self._keyed += 1
+        return call, self._keyed if call.at >= 0 else 0
 
-    def _free(self, groups: list[list[int]], fence: Optional[Fence]) -> None:
-        """Free pages that the tree did not take, each group at once: a page that is not the
-        session's would keep the rest of its group."""
-        for pages in filter(None, groups):
-            request = ffi.new("struct kvt_request *")
-            numbers = ffi.new("uint32_t[]", pages)
-            request.op, request.n_pages, request.pages = lib.KVT_OP_FREE, len(pages), numbers
-            request.fence.slot, request.fence.value = fence_of(fence)
-            self._client._loop().call(request, numbers).cancel()
+    def _place(self, at: Optional[int]) -> int:
+        """Check that the caller knows where its keys begin."""
+        known = int(lib.kvt_seq_known(self._seq)) + self._queued_keys
+        if at is None and self._told == self._keyed:
+            return known
+        if at != known:
+            why = ("an earlier call with keys was not awaited to its end, so it is not known which "
+                   "keys these are" if at is None else f"at={at} is not where the next key belongs")
+            raise InvalidArgument(f"{why}: the next key is that of position {known}: give keys from "
+                                  f"there on, and at={known}", errno=errno.EINVAL)
+        return known
+
+    async def _waiting(self, call: _aio.Call, number: int) -> None:
+        try:
+            await call.wait()
+        except Error as error:
+            if call.refused or isinstance(error, Stale):
+                self._told = number or self._told
+            elif not number:  # keys that an earlier call gave for it are to be given again
+                self._keyed += 1
+            raise
+        self._told = number or self._told
+
+    async def _both(self, commit: tuple[_aio.Call, int], end: tuple[_aio.Call, int]) -> None:
+        """The commit's failure is that of both."""
+        try:
+            await self._waiting(*end)
+        except Error:
+            await self._waiting(*commit)
+            raise
+        await self._waiting(*commit)
+
+    def _drop(self) -> None:
+        """Any thread: end it with the next call on the client, or look of a loop."""
+        seq, self._seq = self._seq, None
+        if seq is not None and not self._client.closed:
+            self._client._orphans.append(seq)
+            self._client._slow = True
 
     async def __aenter__(self) -> AsyncSequence:
         return self
@@ -519,11 +465,17 @@ class AsyncSequence:
                 raise
 
     def __del__(self) -> None:
-        lease = getattr(self, "_lease", None)
-        if lease is not None and not self._client.closed:
-            self._client._leases_lost.append(lease)
-            self._client._pages_lost += filter(None, self._left + one_by_one(self._given))
-            warnings.warn("a kvtrunk.AsyncSequence was not ended", ResourceWarning, source=self)
+        if getattr(self, "_seq", None) is not None and not self._client.closed:
+            self._drop()
+            if self._handed:
+                warnings.warn("a kvtrunk.AsyncSequence was not ended", ResourceWarning, source=self)
+
+    def __repr__(self) -> str:
+        return f"<kvtrunk.AsyncSequence{' ended' if self.ended else ''}>"
+
+
+async def _nothing() -> None:
+    pass
 
 
 def by_kind(client: Client, sides: Any, reusable: int) -> list[Any]:
@@ -536,16 +488,19 @@ def by_kind(client: Client, sides: Any, reusable: int) -> list[Any]:
     return kinds
 
 
-def one_by_one(given: list[tuple[int, int]]) -> list[list[int]]:
-    """The pages of (place, page): neither drops nor SIDE_LET."""
-    return [[page] for _, page in given if page not in (0, SIDE_LET)]
+def _index(number: int) -> int:
+    """A number that C cannot take becomes one that is out of every range, and not SIDE_LET."""
+    return number if 0 <= number < 1 << 32 else 0xfffffffe
 
 
-def _end_outcome(answer: Any, commit: bool) -> None:
+def end_outcome(answer: Any, commit: bool) -> Optional[Error]:
+    """What became of the last commit. None: all is well."""
     if answer.flags & lib.KVT_CQE_DETACHED:
         what = "nothing was published" if commit else "its prefix is not cached any more"
-        raise from_parts(-errno.ESTALE, answer.reason, f"end: ended, but {what}: "
-                         f"{ffi.string(lib.kvt_reason_text(answer.reason)).decode()}")
-    if answer.reason:
-        raise from_parts(-errno.EINVAL, answer.reason, "end: nothing was published: "
-                         f"{ffi.string(lib.kvt_reason_text(answer.reason)).decode()}")
+        code, what = -errno.ESTALE, f"ended, but {what}"
+    elif answer.reason:
+        code, what = -errno.EINVAL, "nothing was published"
+    else:
+        return None
+    text = ffi.string(lib.kvt_reason_text(answer.reason)).decode()
+    return from_parts(code, answer.reason, f"end: {what}: {text}")

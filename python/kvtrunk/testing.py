@@ -20,6 +20,7 @@ from typing import Any, Iterator, Optional, Union
 
 from ._client import Client, connect
 from ._native import lib
+from ._own import Owner
 
 Option = Union[str, int, bool]
 
@@ -56,7 +57,7 @@ def _installed(name: str) -> list[pathlib.Path]:
     return [pathlib.Path(str(file.locate())).resolve() for file in files if file.name == name]
 
 
-class Daemon:
+class Daemon(Owner):
     """A running daemon with a directory of its own."""
 
     def __init__(self, options: dict[str, Option], supervise: bool) -> None:

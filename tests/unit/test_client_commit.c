@@ -834,6 +834,149 @@ static uint32_t listed(struct kvt_request request)
 	return n;
 }
 
+static int submit(struct kvt_seq *seq, uint32_t op, uint32_t arg, uint64_t user_data)
+{
+	const struct kvt_request request = { .op = op, .arg = arg, .user_data = user_data,
+					     .fence = KVT_IDLE };
+
+	return kvt_seq_submit(seq, &request);
+}
+
+/* Reap one answer, that to `user_data`. */
+static int told(uint64_t user_data)
+{
+	struct kvt_result result;
+
+	assert_int_equal(kvt_reap(world.mine, &result, 1, 1), 1);
+	assert_int_equal(result.user_data, user_data);
+	kvt_result_release(world.mine, &result);
+	return result.error;
+}
+
+TEST_WITH(answers_are_told_after_their_sequence_took_them_in, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+	struct kvt_counters counters;
+	uint32_t n;
+
+	inside_pause(&world.inside, true);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 8, 11), 0);
+	assert_int_equal(submit(seq, KVT_OP_EXTEND, 2 * PS, 12), 0);
+	assert_int_equal(submit(seq, KVT_OP_EXTEND, PS, 13), -EBUSY);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 12, 13), -EBUSY);
+	assert_int_equal(kvt_seq_extend_pages(seq, world.keys, 1), -EAGAIN);
+	assert_int_equal(commit(seq, 12), -EAGAIN);
+	assert_int_equal(submit(seq, KVT_OP_FREE, 0, 13), -EINVAL);
+	assert_int_equal(kvt_seq_next(seq), 8);
+	inside_pause(&world.inside, false);
+	/* Another call takes both answers. They are not lost. */
+	assert_int_equal(kvt_stats(world.mine, &counters), 0);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	kvt_seq_pages(seq, &n);
+	assert_int_equal(n, TABLE + 2);
+	assert_int_equal(told(11), 0);
+	assert_int_equal(told(12), 0);
+	assert_int_equal(submit(seq, KVT_OP_END, 16, 14), 0);
+	assert_int_equal(kvt_seq_poll(seq), -EINVAL); /* the handle is free */
+	assert_int_equal(told(14), 0);
+	await_cached(16);
+	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+}
+
+TEST_WITH(an_end_does_not_lose_the_answers_to_commits_before_it, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	inside_pause(&world.inside, true);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 8, 1), 0);
+	assert_int_equal(submit(seq, KVT_OP_EXTEND, PS, 2), 0);
+	assert_int_equal(submit(seq, KVT_OP_END, 12, 3), 0);
+	inside_pause(&world.inside, false);
+	for (uint64_t user_data = 1; user_data <= 3; user_data++)
+		assert_int_equal(told(user_data), 0);
+	await_cached(12);
+}
+
+TEST_WITH(a_told_failure_is_in_its_answer_only, setup, teardown)
+{
+	struct kvt_seq *seq = begin(world.mine);
+
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, KEYS + 1, 1), 0); /* its key is not known */
+	assert_int_equal(told(1), -EINVAL);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, PS * TABLE + 1, 2), -EINVAL);
+	assert_int_equal(submit(seq, KVT_OP_EXTEND, PS * (N_PAGES - 1), 3), 0);
+	assert_int_equal(told(3), -ENOSPC);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 8, 4), 0);
+	assert_int_equal(told(4), 0);
+	assert_int_equal(kvt_remove(world.other, world.other_ns, world.keys, PS), 0);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 16, 5), 0);
+	assert_int_equal(told(5), -ESTALE);
+	assert_int_equal(kvt_seq_poll(seq), 0);
+	assert_int_equal(kvt_seq_next(seq), 16);
+	assert_int_equal(submit(seq, KVT_OP_COMMIT, 20, 6), -ESTALE);
+	assert_int_equal(kvt_seq_next(seq), 20);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+}
+
+TEST_WITH(begins_that_wait_leave_room_for_what_ends_their_waits, setup, teardown)
+{
+	struct kvt_request wait = { .op = KVT_OP_BEGIN, .flags = KVT_F_WAIT, .ttl_ms = 60000,
+				    .namespace_id = world.ns, .keys = world.keys, .n_keys = KEYS };
+	struct kvt_seq *others = begin(world.other), *seq;
+	uint32_t cq = world.mine->ring.cq_mask + 1, n = 0;
+	struct kvt_result result;
+	int rc;
+
+	assert_int_equal(kvt_seq_begin(world.mine, world.ns, world.keys + 40, 8, 0, 0, &seq), 0);
+	while ((rc = kvt_submit(world.mine, &wait)) == 0)
+		n++;
+	assert_int_equal(rc, -EAGAIN);
+	assert_int_equal(n, cq / 2);
+	assert_int_equal(commit(seq, 8), 0);
+	assert_int_equal(kvt_seq_settle(seq), 0);
+	end(seq);
+	assert_int_equal(kvt_seq_end(others, KEYS, NULL, 0, KVT_IDLE, 0), 0);
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(kvt_reap(world.mine, &result, 1, 1), 1);
+		assert_int_equal(result.error, 0);
+		assert_int_equal(kvt_seq_adopt(world.mine, &result, KEYS, &seq), 0);
+		end(seq);
+	}
+	assert_int_equal(world.mine->waiting.n, 0);
+	assert_int_equal(world.mine->waiting.key_words + world.mine->waiting.list_words, 0);
+}
+
+static int asked;
+
+/* Interrupt the second time. */
+static int interrupted(void)
+{
+	return ++asked == 2;
+}
+
+TEST_WITH(a_function_ends_calls_that_sleep, setup, teardown)
+{
+	struct kvt_counters counters;
+	struct kvt_seq *seq;
+
+	inside_pause(&world.inside, true);
+	kvt_set_interrupted(interrupted);
+	for (int i = 0; i < 2; i++) {
+		asked = 0;
+		assert_int_equal(i == 0 ? kvt_stats(world.mine, &counters) :
+				 kvt_seq_begin(world.mine, world.ns, world.keys, KEYS, 0, 0, &seq),
+				 -EINTR);
+		assert_int_equal(asked, 2);
+	}
+	kvt_set_interrupted(NULL);
+	inside_pause(&world.inside, false);
+	/* The late answer brought a lease, which the library gives back. */
+	take_answers(0);
+	assert_int_equal(inside_counters(&world.inside).live_leases, 0);
+	assert_int_equal(inside_counters(&world.inside).private_pages, 0);
+}
+
 TEST_WITH(a_list_is_left_out, setup, teardown)
 {
 	struct kvt_seq *seq = begin(world.mine);
