@@ -560,6 +560,8 @@ class Spaces:
 
     def _open(self, name: Any) -> Namespace:
         if self._patience_s:
+            if self._ring.is_stalled():
+                raise Stalled("the daemon has not answered what it was asked before")
             opened: Namespace = self._ring.within(self._patience_s, lambda: self._opened(name))
             return opened
         try:

@@ -2,6 +2,7 @@
 """What a scheduler's requests hold: kvtrunk.sglang._leases, without SGLang."""
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -9,6 +10,7 @@ from array import array
 import pytest
 
 from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
+from kvtrunk._stall import LOST_S
 from kvtrunk.sglang._leases import DECODE_POSITIONS, Leases
 
 PAGE, PAGES, WORD = 16, 64, 3
@@ -486,3 +488,68 @@ def test_on_a_device_everything_leaves_behind_the_forward_passes_so_far():
                            env={**os.environ, "LD_LIBRARY_PATH": folder,
                                 "KVTRUNK_CHECK_EVERY": "0"}, capture_output=True, check=False)
     assert ended.stdout == "works\n", ended.stderr
+
+
+class Clock:
+    """Of a Stall: what a test says."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def stopped(engines, monkeypatch):
+    """A daemon that is stopped, with an engine's lease on it; and the clock of its patience."""
+    a, _ = engines
+    clock = Clock()
+    monkeypatch.setattr(a.leases.ring._stall, "_clock", clock)
+    lease = a.begin("one", 100)
+    pid = a.client.info.daemon_pid
+    os.kill(pid, signal.SIGSTOP)
+    yield a, lease, clock
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_beside_a_stopped_daemon_requests_run_and_others_wait(stopped, caplog):
+    a, lease, clock = stopped
+    assert a.begin("two", 50, seed=2) is None and a.leases.is_held_back("two")
+    assert a.leases.is_stalled() and not a.leases.lost
+    # What runs needs no answer.
+    assert a.leases.room(lease, 160)
+    a.leases.give(lease, 160)
+    assert a.leases.commit(lease, 100, NONE, last=True) == 96
+    clock.now += 2
+    assert a.leases.is_held_back("two")
+    assert f"kvtrunkd (pid {a.client.info.daemon_pid}) has not answered for 2 s" in caplog.text
+    os.kill(a.client.info.daemon_pid, signal.SIGCONT)
+    await_notice(a, "two")
+    assert not a.leases.is_stalled() and "answers again" in caplog.text
+    assert len(a.begin("two", 50, seed=2).pages) == 4 + DECODE_POSITIONS // PAGE
+    assert a.sum() == PAGES - 1
+
+
+def test_what_a_late_answer_begins_after_new_weights_is_given_back(stopped):
+    a, lease, _ = stopped
+    assert a.begin("two", 50, seed=2) is None
+    a.leases.unshare()
+    os.kill(a.client.info.daemon_pid, signal.SIGCONT)
+    while a.leases.is_stalled():
+        pass
+    a.leases.end(lease)
+    a.leases.reap()
+    while a.client.counters()["private_pages"]:
+        a.leases.reap()
+    assert a.begin("two", 50, seed=2).known == 50
+
+
+def test_a_session_without_an_answer_for_long_is_lost(stopped, caplog):
+    a, _, clock = stopped
+    assert a.begin("two", 50, seed=2) is None
+    clock.now += LOST_S
+    assert not a.leases.lost
+    a.leases.is_held_back("two")
+    assert a.leases.lost and "the daemon is gone: " in caplog.text
+    assert a.begin("three", 50, seed=3) is None

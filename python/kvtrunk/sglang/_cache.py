@@ -28,10 +28,11 @@ from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefR
 from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
 from .._ring import Spaces
+from .._stall import Stalled
 from . import HOOKS, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
 from ._keys import keys_of, shares
-from ._leases import Lease
+from ._leases import PATIENCE_S, Lease
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def _say_windows(model: Any) -> None:
                     len(short), len(sizes), min(short) + 1)
 
 
-class Usage(PoolStats):  # type: ignore[misc]
+class Usage(PoolStats):
     """SGLang's log tells of the pool beside it."""
 
     pool_usage = 0.0
@@ -145,7 +146,7 @@ class KvtrunkCache(BasePrefixCache):
         self._look_again = 0.0
         self._room: Optional[int] = None
         """Pages that there were when the last request found too few."""
-        self._spaces = Spaces(self.leases.ring, self._open_space)
+        self._spaces = Spaces(self.leases.ring, self._open_space, patience_s=PATIENCE_S)
         self._found: Any = _RANK_0S
         self._bounds = bounds
         self._events = Events(params, _pool.socket()) if params.enable_kv_cache_events else None
@@ -189,6 +190,8 @@ class KvtrunkCache(BasePrefixCache):
         """extra_key: SGLang's, with the adapter's number."""
         try:
             self._found = self._spaces.find(name)
+        except Stalled:
+            return False
         except Error as error:
             self.leases.say(f"requests of another salt or adapter share nothing: {error}")
             return False
@@ -228,6 +231,8 @@ class KvtrunkCache(BasePrefixCache):
         self._fetch(req, req.origin_input_ids + req.output_ids)
 
     def _fetch(self, req: Any, ids: Any) -> None:
+        if self.leases.is_stalled():
+            return  # at admission
         req.kvtrunk_asked = self.client
         space, keys = self._named(req, ids)
         if space is not None and keys is not None:
@@ -294,13 +299,16 @@ class KvtrunkCache(BasePrefixCache):
             self._fetch(req, req.full_untruncated_fill_ids)
         if leases.is_held_back(req.rid):  # the next request; this one stays in the queue
             return self._not_now(AddReqResult.CONTINUE, alone)
+        if leases.is_stalled():
+            return self._not_now(AddReqResult.OTHER, alone)
         length = len(req.full_untruncated_fill_ids)
         if leases.still_full() or not alone and self._missing(adder, req, length) > 0:
             return self._not_now(AddReqResult.NO_TOKEN, alone)
         lease = self._begin(req, length)
         if lease is None:
             held = leases.is_held_back(req.rid)
-            return self._not_now(AddReqResult.CONTINUE if held else AddReqResult.NO_TOKEN, alone)
+            return self._not_now(AddReqResult.CONTINUE if held else AddReqResult.OTHER
+                                 if leases.is_stalled() else AddReqResult.NO_TOKEN, alone)
         self._adopt(req, lease, lease.positions, length)
         # SGLang wants room for all that a request may generate, too. Other engines may never leave
         # that, so one request runs on what its lease has, and is retracted if it gets no more.
@@ -343,13 +351,15 @@ class KvtrunkCache(BasePrefixCache):
             return False
         self._name.forsake()
         self.leases.continue_with(self.client)
-        self._spaces = Spaces(self.leases.ring, self._open_space)
+        self._spaces = Spaces(self.leases.ring, self._open_space, patience_s=PATIENCE_S)
         logger.warning("kvtrunk: connected to daemon %d; its cache is empty, requests are computed "
                        "again", self.client.info.daemon_pid)
         return True
 
     def _begin(self, req: Any, length: int) -> Optional[Lease]:
         space, keys = self._named(req, req.full_untruncated_fill_ids)
+        if self.leases.is_stalled():  # so it may have keys
+            return None
         if keys is None:
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:

@@ -11,7 +11,9 @@ Invariants, in pages:
     protected = everything else that is not evictable
 Their sum with the evictable pages is the pool, at any time: one reading of the counters serves all.
 
-One thread. When the daemon is gone `lost` is set, and every call answers as a full pool would.
+One thread. When the daemon is gone `lost` is set, and every call answers as a full pool would. One
+that only does not answer is waited for PATIENCE_S, if a request is admitted: its BEGIN is held back
+until the answer comes, and no other is sent meanwhile.
 
 Every rank of an engine has a scheduler, and all must decide alike. So only rank 0 asks the daemon,
 and the others read from the group's mirror what it saw (see()). What nothing is decided on, as a
@@ -27,14 +29,17 @@ from typing import Any, Callable, Iterable, Optional
 
 import numpy as np
 
-from .. import Client, ConnectionLost, Error, Namespace, Stale
+from .. import Client, ConnectionLost, Error, Namespace, Stale, Timeout
 from .._check import Checks, check_every
 from .._ring import WAIT_MS, Begun, Ring
 from .._say import Say
 from .._seq import Fence
+from .._stall import LOST_S, Stall, Stalled
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 0.1
+"""How long admission waits for an answer. Requests that run need none."""
 DECODE_POSITIONS = 64
 """Positions that a lease grows by when a generated token needs a page."""
 _EMPTY = array("I")
@@ -92,10 +97,11 @@ class Reading:
 class Leases:
     """All leases of a scheduler, on one connection."""
 
-    def __init__(self, client: Client, n_ranks: int = 1) -> None:
+    def __init__(self, client: Client, n_ranks: int = 1, socket: Optional[str] = None) -> None:
+        """socket: the daemon's, for messages."""
         self.say = Say(logger.warning)
-        self.ring = Ring(client, say=self.say)
-        self._n_ranks = n_ranks
+        self._n_ranks, self._socket = n_ranks, socket
+        self.ring = self._ring(client)
         self.follows = client.info.rank > 0
         """Whether it asks nothing, and does what rank 0 saw."""
         self.page_size = client.info.page_size
@@ -113,6 +119,8 @@ class Leases:
         self._recorded: Optional[Fence] = None
         self._waiting: dict[str, int] = {}
         """Tickets of requests that are held back."""
+        self._answered: dict[str, int] = {}
+        """Tickets of those that are no more, and may have begun."""
         self._wait_ms: dict[str, int] = {}
         """How long their next BEGIN may wait."""
         self._live: dict[tuple[int, int], Lease] = {}
@@ -125,11 +133,25 @@ class Leases:
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
-        self.ring = Ring(client, say=self.say)
+        self.ring = self._ring(client)
         self._begin_checks()
         self.lost = False
         self._waiting.clear()
+        self._answered.clear()
         self._wait_ms.clear()
+
+    def _ring(self, client: Client) -> Ring:
+        # Where a lost session ends the engine, a daemon that does not answer is waited for.
+        lost_s = LOST_S if self._survives(client) else None
+        if client.info.rank == 0:
+            client.set_timeout(lost_s)
+        return Ring(client, say=self.say,
+                    stall=Stall(client, self._socket, logger.warning, lost_s))
+
+    def _survives(self, client: Client) -> bool:
+        """Whether requests continue on another daemon. No rank goes on, or begins with a new daemon,
+        alone, and graphs are captured with addresses of the old one's device memory."""
+        return self._n_ranks == 1 and client.info.backend == "host"
 
     def _begin_checks(self) -> None:
         """No session of this daemon's was checked so far."""
@@ -200,9 +222,13 @@ class Leases:
         ticket = self._waiting.get(request, 0)
         wait_ms = self.see(self._try, self.ring.notice, ticket) if ticket else None
         if wait_ms is not None:
-            del self._waiting[request]
+            self._answered[request] = self._waiting.pop(request)
             self._wait_ms[request] = wait_ms
         return request in self._waiting
+
+    def is_stalled(self) -> bool:
+        """Whether the daemon has not answered what was asked last: no more is asked now."""
+        return bool(self.see(self._try, self.ring.is_stalled))
 
     def fetch(self, request: str, namespace: Namespace, keys: Any) -> None:
         """Have a store load what the pool lacks of a prompt. If there is one, the request is held back
@@ -227,9 +253,9 @@ class Leases:
             return None
         wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0
         for more in (DECODE_POSITIONS, 0):
-            answer = self.see(self._try, self._begin, namespace, keys,
+            answer = self.see(self._try, self._begin, self._answered.pop(request, 0), namespace, keys,
                               positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms,
-                              full=0 < len(keys) < positions)
+                              full=0 < len(keys) < positions, patience_s=PATIENCE_S)
             if answer is None:
                 return None
             begun = Begun(*answer)
@@ -293,9 +319,10 @@ class Leases:
             if self._checks is not None and not self.follows:
                 self._checks.dropped(lease.sealer, why)
 
-    def _begin(self, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
+    def _begin(self, ticket: int, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
+        """ticket: of an earlier one, which may have been answered late."""
         before = self.reading()
-        begun = self.ring.begin(namespace._id, *arguments, **more)
+        begun = self.ring.begun(ticket) or self.ring.begin(namespace._id, *arguments, **more)
         self._full = before if begun.lease is None and not begun.ticket else None
         return begun
 
@@ -376,7 +403,10 @@ class Leases:
             self._try(self.ring.free, [lease.own], fence)
 
     def unshare(self) -> None:
-        """What runs publishes nothing more: it was computed before what comes now."""
+        """What runs publishes nothing more: it was computed before what comes now. What a late answer
+        begins is of before, too."""
+        for request in {*self._waiting, *self._answered}:
+            self.forget(request)
         for lease in self._live.values():
             lease.shared = False
             self._drop(lease)
@@ -421,9 +451,9 @@ class Leases:
 
     def forget(self, request: str) -> None:
         """The request is gone."""
-        ticket = self._waiting.pop(request, 0)
-        if ticket and not self.follows:
-            self.ring.give_up(ticket)
+        for ticket in (self._waiting.pop(request, 0), self._answered.pop(request, 0)):
+            if ticket and not self.follows:
+                self.ring.give_up(ticket)
         self._wait_ms.pop(request, None)
 
     def _try(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
@@ -432,8 +462,10 @@ class Leases:
             return None
         try:
             return operation(*arguments, **more)
-        except ConnectionLost as error:
+        except (ConnectionLost, Timeout) as error:
             self._lose(error)
+        except Stalled:
+            pass
         except Error as error:
             self._say_why(error)
         return None
@@ -443,9 +475,7 @@ class Leases:
             self.say(str(error))
 
     def _lose(self, error: Error) -> None:
-        # The engine ends if a rank could not go on, or begin with a new daemon, alone, or if graphs
-        # were captured with addresses of the old daemon's device memory.
-        if self._n_ranks > 1 or self.ring.client.info.backend != "host":
+        if not self._survives(self.ring.client):
             raise error
         if not self.lost:
             self.lost = True

@@ -20,6 +20,8 @@ from ._leases import Lease, Leases, Reading
 
 logger = logging.getLogger(__name__)
 
+_HANDSHAKE_S = 2.0
+"""How long one try to connect again may take: a daemon that is stopped takes no HELLO."""
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
           torch.float8_e4m3fn: "fp8_e4m3"}
 
@@ -178,7 +180,7 @@ def connect_again(pool: Any) -> Client:
     """Put the tensors on the pool of a new daemon, when nothing uses them. Error: there is none
     yet; nothing changed. Refused: its pool is another one."""
     old = pool.kvtrunk.client
-    _connect(pool, geometry_of(pool), connect_wait=0)
+    _connect(pool, geometry_of(pool), connect_wait=0, timeout=_HANDSHAKE_S)
     if is_latent(pool):
         pool.data_ptrs.copy_(torch.tensor([row.data_ptr() for row in pool.kv_buffer],
                                           dtype=pool.data_ptrs.dtype))
@@ -317,7 +319,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
     def __init__(self, size: int, page_size: int, dtype: Any, device: str, kvcache: Any) -> None:
         super().__init__(size, page_size, dtype, device, kvcache, False)
         self.num_pages = size // page_size
-        self.leases = Leases(kvcache.kvtrunk.client, n_ranks=ranks().world_size)
+        self.leases = Leases(kvcache.kvtrunk.client, n_ranks=ranks().world_size, socket=socket())
         self.reading = Reading(0, 0, self.num_pages)
         self._batch: Any = None
         self._stream: Any = None

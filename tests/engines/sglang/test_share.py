@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole SGLang engines on one pool: what one computed, the other reads in place."""
+import os
 import re
+import signal
 
 import pytest
 import sharing
@@ -98,6 +100,27 @@ def test_a_waiting_request_gets_the_room_that_another_engine_frees(daemon, engin
         other.free(held)
         then, at_last = b.answer()
     assert then < at_last == 1200
+    expect_nothing_held(daemon)
+
+
+def test_a_request_that_runs_is_answered_while_the_daemon_is_stopped(daemon, engines):
+    """And one that comes meanwhile when it runs again."""
+    private, _, b = engines
+    texts = [prompt(next(SEEDS), 100) for _ in range(2)]
+    expected = [private.generate(text, max_tokens=40)[0]["tokens"] for text in texts]
+    with daemon.connect(observe=True) as observer:
+        pid = observer.info.daemon_pid
+        b.ask(do="generate", prompts=texts[:1], max_tokens=40)
+        while not observer.counters().private_pages:
+            pass
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert b.answer()[0]["tokens"] == expected[0]
+            b.ask(do="generate", prompts=texts[1:], max_tokens=40)
+            until(lambda: "has not answered for" in b.said())
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert b.answer()[0]["tokens"] == expected[1]
     expect_nothing_held(daemon)
 
 
