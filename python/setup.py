@@ -14,6 +14,7 @@ import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -52,6 +53,16 @@ class BuildExt(build_ext):
             raise SystemExit("kvtrunk: libkvtrunk.a could not be built: it needs make, gcc and "
                              "libc6-dev")
         super().run()
+
+
+class BuildPy(build_py):
+    """The modules, and the commit that they are of."""
+
+    def run(self):
+        super().run()
+        make(str(BUILD / "commit.h"))
+        text = (BUILD / "commit.h").read_text("utf-8").split('"')[1]
+        (pathlib.Path(self.build_lib) / "kvtrunk" / "commit").write_text(text.strip(), "utf-8")
 
 
 class BuildScripts(build_scripts):
@@ -117,6 +128,6 @@ setup(
     ext_modules=[view],
     cffi_modules=["bindings.py:ffi"],
     scripts=PROGRAMS,
-    cmdclass={"build_ext": BuildExt, "build_scripts": BuildScripts,
+    cmdclass={"build_py": BuildPy, "build_ext": BuildExt, "build_scripts": BuildScripts,
               "bdist_wheel": BdistWheel},
 )

@@ -2,14 +2,19 @@
 """What was proved to share pages, and engines that compute with something else.
 
 $XDG_CACHE_HOME/kvtrunk/proofs.json has what `prove` found right on this machine; each adapter has a
-list of what `make check-engines` runs. An engine of another release, device, driver, attention
-backend, layout, type or number of ranks says at its start how to prove it.
+list of what `make check-engines` runs. A proof covers what ran. An engine that differs in a name of
+made() (release, build of kvtrunk, device, driver, runner, graphs, warm-up, attention backend,
+scheduling, layout, type, ranks) says at its start in which, and how to prove it.
 """
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 from typing import Any, Iterable, Mapping, Optional
@@ -22,6 +27,11 @@ PROVING = "KVTRUNK_PROVING"
 REQUIRE = "KVTRUNK_REQUIRE_PROOF"
 _MOST = 1000
 _DRIVER = pathlib.Path("/sys/module/nvidia/version")
+_PROC = pathlib.Path("/proc/driver/nvidia/version")
+_NVML = "libnvidia-ml.so.1"
+STAND_IN = "Stand-in"
+"""Begins the name of a device that is none."""
+UNKNOWN = "unknown"
 
 Made = dict[str, Any]
 """What an engine computes with: from made()."""
@@ -31,16 +41,70 @@ class Unproved(ValueError):
     """KVTRUNK_REQUIRE_PROOF is set, and there is no proof."""
 
 
+@functools.cache
+def build(package: pathlib.Path = pathlib.Path(__file__).parent) -> str:
+    """Which kvtrunk this is: version, commit, and a digest of the package's code."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".so"):
+            digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    try:
+        commit = (package / "commit").read_text("utf-8").strip()
+    except OSError:  # of no checkout
+        commit = ""
+    return " ".join(filter(None, [version(), commit, digest.hexdigest()[:12]]))
+
+
+def _nvml_driver() -> str:
+    text = ctypes.create_string_buffer(96)
+    try:
+        nvml = ctypes.CDLL(_NVML)
+        if nvml.nvmlInit_v2() == 0:
+            nvml.nvmlSystemGetDriverVersion(text, len(text))
+            nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # there is none
+        pass
+    return text.value.decode("utf-8", "replace")
+
+
+def driver() -> str:
+    """NVIDIA's driver. A container may lack the first of three places that name it."""
+    try:
+        return _DRIVER.read_text("utf-8").strip()
+    except OSError:
+        pass
+    try:
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _PROC.read_text("utf-8"))
+    except OSError:
+        found = None
+    return found[1] if found else _nvml_driver() or UNKNOWN
+
+
 def made(engine: str, release: str, device: str, **more: Any) -> Made:
     """What an engine computes with. device: "cpu", or the name of a device."""
-    driver = ""
-    if device != "cpu":
-        try:
-            driver = _DRIVER.read_text("utf-8").strip()
-        except OSError:
-            driver = "unknown"
-    return {"engine": engine, "version": release, "kvtrunk": version(), "device": device,
-            **({"driver": driver} if driver else {}), **more}
+    return {"engine": engine, "version": release, "kvtrunk": build(), "device": device,
+            **({"driver": driver()} if device != "cpu" else {}), **more}
+
+
+def unfit(this: Made) -> Optional[str]:
+    """Why no proof of this is kept. None: it is."""
+    if str(this["device"]).startswith(STAND_IN):
+        return "its device is a stand-in"
+    if this.get("driver") == UNKNOWN:
+        return f"the device's driver is not known: {_DRIVER}, {_PROC} and {_NVML} do not name it"
+    return None
+
+
+def _nearest(this: Made, found: list[Made]) -> str:
+    """In what it differs from the proof that is most like it. "": there is none."""
+    proofs = [each for each in found if each.get("engine") == this["engine"]]
+    if not proofs:
+        return ""
+    differences = [[name for name in {**this, **each} if this.get(name) != each.get(name)]
+                   for each in proofs]
+    names, proof = min(zip(differences, proofs), key=lambda pair: len(pair[0]))
+    return "; the nearest proof is of " + ", ".join(
+        f"{name} {proof.get(name, 'not noted')}" for name in names)
 
 
 def check(this: Made, tested: Iterable[Mapping[str, Any]]) -> Optional[str]:
@@ -56,18 +120,21 @@ def check(this: Made, tested: Iterable[Mapping[str, Any]]) -> Optional[str]:
                for name, value in known.items()):
             return None
     found, wrong = _read()
-    if this in found:
+    if this in found and unfit(this) is None:
         return None
     what = ", ".join(f"{name} {value}" for name, value in this.items())
-    text = (f"that engines share pages without a mistake was not proved for {what}. Run `python -m "
-            f"kvtrunk.{this['engine']} prove MODEL` here{wrong}")
+    text = (f"that engines share pages without a mistake was not proved for {what}"
+            f"{_nearest(this, found)}. Run `python -m kvtrunk.{this['engine']} prove MODEL` here{wrong}")
     if os.environ.get(REQUIRE, "0") not in ("", "0"):
         raise Unproved(f"{text}, or unset {REQUIRE}")
     return text
 
 
 def add(this: Made) -> str:
-    """Note a proof. Returns where. OSError."""
+    """Note a proof. Returns where. OSError: it cannot be written, or none of this is kept."""
+    why = unfit(this)
+    if why is not None:
+        raise OSError(why)
     path = cache_file("proofs.json")
     found, wrong = _read()
     if wrong:

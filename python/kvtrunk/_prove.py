@@ -26,8 +26,8 @@ from ._errors import Error
 from ._geometry import Geometry
 from ._pages import Pattern
 from ._progress import Steps
-from ._server import Answer, Failed, Server
-from ._texts import LARGE, Prompts, Size, Texts, text_of
+from ._server import Answer, Failed, Prompt, Server
+from ._texts import LARGE, Prompts, Size, Texts, parting, text_of
 from ._weights import model_folder
 
 _PARTS = 8
@@ -100,6 +100,23 @@ def most_positions(model: str, wanted: int) -> int:
     return min(wanted, int(text.get("max_position_embeddings") or wanted))
 
 
+def first_traceback(lines: Sequence[str]) -> list[str]:
+    """The first one of an engine's log, without what its lines begin with: later ones are of
+    processes that lost theirs. Nothing: there is none."""
+    words = "Traceback (most recent call last):"
+    for i, line in enumerate(lines):
+        at = line.find(words)
+        if at < 0:
+            continue
+        found = [words]
+        for text in (each[at:] for each in lines[i + 1:]):
+            found.append(text)
+            if not text.startswith(" "):
+                return found
+        return found
+    return []
+
+
 # ---- what engines answer
 
 
@@ -116,11 +133,15 @@ class Asker:
     def __init__(self, threads: concurrent.futures.ThreadPoolExecutor) -> None:
         self._threads = threads
 
-    def begin(self, server: Server, prompts: Sequence[str], salt: str = "") -> Asked:
+    def begin(self, server: Server, prompts: Sequence[Prompt], salt: str = "") -> Asked:
         """Ask all of them."""
         more = {"cache_salt": salt} if salt else {}
         return Asked([self._threads.submit(server.complete, text, _TOKENS, logprobs=1, **more)
                       for text in prompts])
+
+    def parting(self, server: Server, prompts: Sequence[Prompt]) -> list[Answer]:
+        """Answers of a path, and then of what parts from it. Failed."""
+        return self.begin(server, prompts[:1]).answers() + self.begin(server, prompts[1:]).answers()
 
 
 class Asked:
@@ -146,11 +167,10 @@ class Asked:
                 return error
         return None
 
-
 class Expected:
     """Answers of an engine without kvtrunk, and how much they depend on cache and batch."""
 
-    def __init__(self, server: Server, size: Size, asker: Asker) -> None:
+    def __init__(self, server: Server, size: Size, page_size: int, asker: Asker) -> None:
         sample = text_of(0, size.positions // 2)
         self.prompts = Prompts(size, len(sample) / server.complete(sample, 1).n_prompt)
         common, batches = self.prompts.common, [*self.prompts.large, self.prompts.killed]
@@ -158,6 +178,10 @@ class Expected:
         for text in common:
             server.complete(text, 1)
         self.floor = Texts.of(_ask_each(server, common), self.common)
+        tokens = sorted({0, 1, *(token for answer in self.common for token in answer.tokens)})
+        self.parting = parting(tokens, int(LARGE * size.positions) // page_size, page_size)
+        self.parted = asker.parting(server, self.parting)
+        self.floor = self.floor.worse(Texts.of(asker.parting(server, self.parting), self.parted))
         self.large, self.killed = [], []
         for batch in batches:
             first = asker.begin(server, batch, "first").answers()
@@ -286,7 +310,7 @@ class Proof:
             except Failed as error:
                 lines = server.said().splitlines()
                 why = [line for line in lines if "kvtrunk: " in line][-3:]
-                tail = "\n".join(["", *(why or lines[-_TAIL_LINES:])])
+                tail = "\n".join(["", *(why or first_traceback(lines) or lines[-_TAIL_LINES:])])
                 raise Unfit(f"{what} did not start: {error}. Its log has:{tail}\nIt was started by: "
                             f"{shlex.join(command)}. Start it so, mend what it says, and prove "
                             "again") from None
@@ -295,10 +319,12 @@ class Proof:
         server = self._start("an engine without kvtrunk", self._plan.private)
         try:
             with self._steps("ask it all prompts, twice"):
-                expected = Expected(server, self._size, self._asker)
+                expected = Expected(server, self._size, int(self._plan.daemon["page_size"]),
+                                    self._asker)
         except Failed as error:
-            raise Unfit(f"the engine without kvtrunk failed: {error}. Its log ends with:\n"
-                        f"{server.said()[-2000:]}") from None
+            lines = server.said().splitlines()
+            tail = "\n".join(first_traceback(lines) or lines[-_TAIL_LINES:])
+            raise Unfit(f"the engine without kvtrunk failed: {error}. Its log has:\n{tail}") from None
         server.kill()
         self.floor = expected.floor
         self._row(True, "without kvtrunk", f"cold, warm and in batches: {expected.floor}")
@@ -328,17 +354,19 @@ class Proof:
         self._row(good and found.within(self.floor, self._kv_type), what, f"{found}{detail}")
 
     def _common(self, one: Server, two: Server, expected: Expected) -> None:
-        prompts, size = expected.prompts.common, self._client.info.page_size
+        prompts, parting_ones = expected.prompts.common, expected.parting
+        wanted = [*expected.common, *expected.parted]
         with self._steps("ask the first engine"):
-            answers = _ask_each(one, prompts)
-        self._texts("computes", answers, expected.common)
+            answers = _ask_each(one, prompts) + self._asker.parting(one, parting_ones)
+        self._texts("computes", answers, wanted)
         with self._steps("ask the second engine the same"):
-            answers = _ask_each(two, prompts)
+            answers = _ask_each(two, prompts) + self._asker.parting(two, parting_ones)
+        size = self._client.info.page_size
         cached = sum(answer.cached for answer in answers)
-        wanted = sum((answer.n_prompt - 1) // size * size for answer in answers)
-        self._texts("reads", answers, expected.common,
-                    f"; {cached:,} of {wanted:,} tokens in whole pages were read in place",
-                    cached == wanted)
+        whole = sum((answer.n_prompt - 1) // size * size for answer in answers)
+        longest = max(answer.cached for answer in answers)
+        self._texts("reads", answers, wanted, f"; {cached:,} of {whole:,} tokens in whole pages were "
+                    f"read in place, at most {longest:,} of a prompt", cached == whole)
         self._unchanged("answers")
 
     def _full(self, servers: list[Server], expected: Expected) -> None:
@@ -405,6 +433,9 @@ def _verdict(proof: Proof, plan: Plan, seconds: float) -> None:
         except OSError as error:
             noted = f"not noted: {error}"
         print(f"verdict: proved in {seconds:.0f} s, {noted}")
+    if proof.made.get("warm_up") == "off":
+        print(f"{plan.engine} did not warm up, as --enforce-eager says: whether that writes foreign "
+              "pages was not tested")
     if n_differ:
         print(f"{plan.engine} without kvtrunk gives {n_differ} of {floor.n} texts otherwise when "
               "they are cached or run beside others: its kernels round otherwise then. Texts on the "

@@ -85,6 +85,19 @@ class Texts(NamedTuple):
         return f"{self.equal} of {self.n} texts equal, distance {self.distance:.2g}"
 
 
+def parting(tokens: Sequence[int], n_pages: int, page_size: int) -> list[list[int]]:
+    """A path of so many pages, and prompts that part from it behind each page but its last one, with
+    a page of their own: of these tokens, at random. One that has a page and not the next tells the
+    two from each other, which no prompt does that has both."""
+    chance = random.Random(n_pages)
+    path = chance.choices(tokens, k=n_pages * page_size + 1)
+    found = [path]
+    for at in range(page_size, (n_pages - 1) * page_size + 1, page_size):
+        own = chance.choices([token for token in tokens if token != path[at]])
+        found.append([*path[:at], *own, *chance.choices(tokens, k=page_size)])
+    return found
+
+
 class Prompts:
     """What is asked: for a tokenizer that makes a token of so many characters."""
 

@@ -18,7 +18,7 @@ from kvtrunk import _proofs
 
 CHUNK, CHUNK_S = 64, 0.004  # of one prompt alone: each thread but the first has one
 POSITIONS = 384
-FAULTS = ("start", "commit", "dies", "noisy")
+FAULTS = ("start", "commit", "dies", "fails", "noisy", "deep", "swapped")
 
 
 def digests(tokens):
@@ -63,16 +63,21 @@ def on_the_pool(tokens, salt, fault):
                 time.sleep(CHUNK_S)
         with sequence:
             cached, computed = sequence.next, digests(tokens)
+            pages = list(sequence.pages)
+            if fault == "deep" and cached > 10 * kv.size:  # reads a wrong page
+                pages[10] = pages[9]
+            if fault == "swapped" and len(tokens) >= 10 * kv.size and cached < 9 * kv.size:
+                pages[8:10] = pages[9], pages[8]  # writes two pages in each other's place
             while sequence.next < len(tokens):
                 start = sequence.next
                 end = min(start + CHUNK, len(tokens))
                 time.sleep(CHUNK_S * (threading.active_count() - 1) ** 2)
                 for i in range(start, end):
-                    kv.write(sequence.pages, i, computed[i])
+                    kv.write(pages, i, computed[i])
                 if fault == "commit" and end < len(tokens):  # publishes a page before it is written
                     end = min(end + kv.size, len(tokens))
                 sequence.commit(end, chunked=True)
-            return [kv.read(sequence.pages, i) for i in range(len(tokens))], cached
+            return [kv.read(pages, i) for i in range(len(tokens))], cached
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -96,7 +101,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens, cached = list(asked["prompt"].encode()), 0
+        prompt, cached = asked["prompt"], 0
+        tokens = list(prompt.encode() if isinstance(prompt, str) else prompt)
         if len(tokens) + asked["max_tokens"] > POSITIONS:
             self.send_error(400, "too long")
             return
@@ -104,7 +110,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             kv, cached = on_the_pool(tokens, asked.get("cache_salt"), self.fault)
         else:
             kv = digests(tokens)
-        value = zlib.crc32(repr(kv).encode())
+        value = zlib.crc32(repr(sorted(kv)).encode())  # attention does not see an order
         out = [zlib.crc32(bytes([i]), value) % 256 for i in range(asked["max_tokens"])]
         logprobs = [-token / 256 for token in out]
         if self.fault == "noisy":  # as kernels whose sums depend on what runs beside
@@ -117,6 +123,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                            "prompt_tokens_details": {"cached_tokens": cached}})
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 64
+
+
 def begin(fault):
     """What an engine does before it serves."""
     if not os.environ.get("KVTRUNK_SOCKET"):
@@ -126,6 +136,11 @@ def begin(fault):
         print(said, flush=True)
     if fault == "dies":
         raise SystemExit("kvtrunk: this engine is refused")
+    if fault == "fails":
+        print("[core] INFO starting\n[core] FAIL Traceback (most recent call last):\n"
+              "[core] FAIL   File \"core.py\", line 1\n[core] FAIL MemoryError: the cause",
+              flush=True)
+        raise RuntimeError("the core ended")
     if fault == "start":  # warms up on block 1
         with kvtrunk.connect(any_geometry=True) as client:
             Kv(client).write([1], 0, 1)
@@ -139,7 +154,7 @@ def main():
     arguments = parser.parse_args()
     begin(arguments.fault)
     Handler.fault = arguments.fault
-    with http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler) as server:
+    with Server((arguments.host, arguments.port), Handler) as server:
         server.serve_forever()
 
 

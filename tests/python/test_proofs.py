@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kvtrunk import _proofs
+from kvtrunk._client import version
 
 TESTED = [{"version": "1.0", "device": "cpu", "backend": ("A", "B")}]
 
@@ -50,6 +51,54 @@ def test_a_device_s_proof_counts_for_its_driver(monkeypatch, tmp_path):
     assert _proofs.check(made(device="a GPU"), TESTED) is None
     (tmp_path / "version").write_text("590.1\n")
     assert "driver 590.1" in _proofs.check(made(device="a GPU"), TESTED)
+
+
+def test_an_engine_that_differs_says_in_what(monkeypatch):
+    _proofs.add({**made("C"), "ranks": 2})
+    _proofs.add({**made("C"), "runner": "first"})
+    said = _proofs.check({**made("C"), "runner": "second"}, TESTED)
+    assert "; the nearest proof is of runner first. Run" in said
+    monkeypatch.setattr(_proofs, "build", lambda: "0.1.0 (another)")
+    said = _proofs.check({**made("C"), "runner": "first"}, TESTED)
+    assert "the nearest proof is of kvtrunk 0.1.0" in said
+
+
+def test_another_build_is_told_from_this_one(tmp_path):
+    assert _proofs.build().startswith(f"{version()} ")
+    (tmp_path / "x.py").write_text("1")
+    one = _proofs.build(tmp_path)
+    (tmp_path / "commit").write_text("(abc)")
+    assert _proofs.build.__wrapped__(tmp_path) == one.replace(" ", " (abc) ")
+    (tmp_path / "x.py").write_text("2")
+    assert _proofs.build.__wrapped__(tmp_path) != one.replace(" ", " (abc) ")
+
+
+@pytest.mark.parametrize("device, driver, why", [
+    ("Stand-in H100", "580.1", "a stand-in"), ("a GPU", "", "driver is not known")])
+def test_no_proof_is_kept_of_what_is_no_device_or_has_no_known_driver(
+        monkeypatch, tmp_path, device, driver, why):
+    monkeypatch.setattr(_proofs, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(_proofs, "_PROC", tmp_path / "none")
+    monkeypatch.setattr(_proofs, "_NVML", "none")
+    if driver:
+        (tmp_path / "version").write_text(driver)
+    with pytest.raises(OSError, match=why):
+        _proofs.add(made(device=device))
+    assert _proofs.check(made(device=device), TESTED)
+
+
+def test_proc_or_nvml_name_the_driver_where_sys_does_not(monkeypatch, tmp_path):
+    monkeypatch.setattr(_proofs, "_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(_proofs, "_PROC", tmp_path / "version")
+    monkeypatch.setattr(_proofs, "_nvml_driver", lambda: "590.2")
+    assert _proofs.driver() == "590.2"
+    for kind in ("", "Open ", ):
+        (tmp_path / "version").write_text(
+            f"NVRM version: NVIDIA UNIX {kind}Kernel Module for x86_64  580.65.06  Release Build\n")
+        assert _proofs.driver() == "580.65.06"
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
+    assert _proofs.driver() == "550.54.14"
 
 
 def test_a_proof_can_be_required(monkeypatch):

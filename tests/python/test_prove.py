@@ -15,7 +15,7 @@ import pytest
 from kvtrunk import _server
 from kvtrunk._prove import most_positions
 from kvtrunk._server import Answer
-from kvtrunk._texts import Texts, distance, text_of
+from kvtrunk._texts import Texts, distance, parting, text_of
 
 ENGINE = str(pathlib.Path(__file__).with_name("fake_engine.py"))
 DAEMON = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "kv_type": "fp32", "kv_layout": "nhd",
@@ -110,6 +110,16 @@ def test_a_commit_of_a_page_too_many(scratch):
     assert not left(scratch)
 
 
+@pytest.mark.parametrize("fault, row", [("deep", "reads"), ("swapped", "computes")])
+def test_a_wrong_page_of_a_long_prefix(scratch, fault, row):
+    """Of more than ten pages; or two that no prompt has without each other, but those that part
+    between them."""
+    status, rows, _ = prove(scratch, fault)
+    assert status == 1
+    assert any(each.startswith(row) for each in rows["WRONG"]), rows
+    assert not left(scratch)
+
+
 def test_an_engine_whose_texts_are_never_exact_is_judged_by_itself(scratch):
     status, rows, _ = prove(scratch, "noisy", kv_type="bf16")
     assert (status, rows.get("WRONG")) == (0, None), rows
@@ -122,6 +132,14 @@ def test_an_engine_that_does_not_start(scratch):
     assert status == 2
     assert "the first engine did not start" in err and "kvtrunk: this engine is refused" in err
     assert not left(scratch)
+
+
+def test_the_first_traceback_tells_why_an_engine_does_not_start(scratch):
+    status, _, err = prove(scratch, "fails")
+    assert status == 2
+    assert ("Its log has:\nTraceback (most recent call last):\n  File \"core.py\", line 1\n"
+            "MemoryError: the cause\nIt was started by") in err
+    assert "the core ended" not in err
 
 
 @pytest.mark.parametrize("number, step", [(signal.SIGINT, 1), (signal.SIGTERM, 5),
@@ -178,6 +196,14 @@ def test_texts_may_differ_as_much_as_those_of_the_engine_alone(found, floor, kv_
 def test_prompts_are_repeatable_and_of_their_length():
     assert text_of(1, 500) == text_of(1, 500) != text_of(2, 500)
     assert len(text_of(1, 500)) == 500
+
+
+def test_prompts_part_at_every_page_border():
+    path, *others = parting(range(9), 6, 4)
+    assert len(path) == 25 and len(others) == 5
+    for n, other in enumerate(others, 1):
+        assert other[:4 * n] == path[:4 * n] and other[4 * n] != path[4 * n]
+        assert (len(other) - 1) // 4 == n + 1  # with a page of its own
 
 
 def test_a_model_of_short_prompts_is_asked_short_ones(tmp_path):

@@ -24,6 +24,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 from sglang.srt.managers.scheduler_components.pool_stats_observer import PoolStats
 from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefResult, EvictResult,
                                                     IncLockRefResult, MatchResult)
+from sglang.srt.runtime_context import get_schedule
 
 from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
@@ -92,13 +93,23 @@ def _say_unproved(runner: Any, pool: Any) -> None:
         layout="latent" if _pool.is_latent(pool) else "nhd",
         dtype=str(runner.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(pool.dtype).removeprefix("torch."), page_size=pool.page_size,
-        ranks=_pool.ranks().world_size, fences="none" if device == "cpu" else "streams")
+        ranks=_pool.ranks().world_size, fences="none" if device == "cpu" else "streams",
+        graphs=_graphs(runner),
+        scheduling="one step" if get_schedule().disable_overlap_schedule else "overlapped")
     try:
         unproved = _proofs.check(made, compat.TESTED)
     except _proofs.Unproved as error:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk: {error}") from None
     if unproved:
         logger.warning("kvtrunk: %s", unproved)
+
+
+def _graphs(runner: Any) -> str:
+    """What has captured CUDA graphs, of prefill and of decode."""
+    eager, *runners = (getattr(runner, f"{name}_runner", None)
+                       for name in ("eager", "prefill_cuda_graph", "decode_cuda_graph"))
+    found = [type(each).__name__ for each in runners if each is not None and each is not eager]
+    return " ".join(found) or "none"
 
 
 def _say_windows(model: Any) -> None:

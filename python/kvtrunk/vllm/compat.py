@@ -121,7 +121,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "block_size", "cache_dtype", "enable_prefix_caching", "kv_offloading_size",
         "kv_sharing_fast_prefill", "num_gpu_blocks_override", "prefix_caching_hash_algo",
         "sliding_window")},
-    "config/compilation.py": {"CompilationConfig": ("static_forward_context",)},
+    "config/compilation.py": {"CompilationConfig": ("cudagraph_mode", "static_forward_context")},
     "config/device.py": {"DeviceConfig": ("device_type",)},
     "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events", "publisher")},
     "config/kv_transfer.py": {"KVTransferConfig": (
@@ -130,7 +130,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/load.py": {"LoadConfig": (
         "download_dir", "load_format", "model_loader_extra_config")},
     "config/model.py": {"ModelConfig": (
-        "dtype", "enable_sleep_mode", "get_head_size", "get_sliding_window", "hf_config",
+        "dtype", "enable_sleep_mode", "enforce_eager", "get_head_size", "get_sliding_window", "hf_config",
         "hf_text_config", "is_attention_free", "is_encoder_decoder", "is_hybrid",
         "is_multimodal_model", "max_model_len", "multimodal_config", "quantization",
         "quantization_config", "use_mla")},
@@ -140,11 +140,11 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "nnodes_within_dp", "pipeline_parallel_size", "prefill_context_parallel_size", "rank",
         "tensor_parallel_size", "world_size")},
     "config/scheduler.py": {"SchedulerConfig": (
-        "disable_hybrid_kv_cache_manager", "max_num_seqs")},
+        "async_scheduling", "disable_hybrid_kv_cache_manager", "max_num_seqs")},
     "config/speculative.py": {"SpeculativeConfig": ("method",)},
     "config/vllm.py": {"VllmConfig": (
         "aux_output_config", "device_config", "ec_transfer_config", "kv_events_config",
-        "load_config", "observability_config", "speculative_config")},
+        "load_config", "observability_config", "speculative_config", "use_v2_model_runner")},
     "config/observability.py": {"ObservabilityConfig": ("kv_cache_metrics",)},
     "distributed/kv_events.py": {
         "BlockRemoved": ("block_hashes", "group_idx", "medium"),

@@ -42,7 +42,11 @@ def _say_unproved(config: Any, layout: str, backend: str) -> None:
         "cpu" if current_platform.is_cpu() else current_platform.get_device_name(),
         backend=backend, layout=layout, dtype=str(config.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(config.cache_config.cache_dtype), page_size=config.cache_config.block_size,
-        ranks=config.parallel_config.tensor_parallel_size, fences="numbers of steps")
+        ranks=config.parallel_config.tensor_parallel_size, fences="numbers of steps",
+        runner="second" if config.use_v2_model_runner else "first",
+        graphs=config.compilation_config.cudagraph_mode.name.lower(),
+        warm_up="off" if config.model_config.enforce_eager else "on",
+        scheduling="asynchronous" if config.scheduler_config.async_scheduling else "synchronous")
     try:
         unproved = _proofs.check(made, compat.TESTED)
     except _proofs.Unproved as error:

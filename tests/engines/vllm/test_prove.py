@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `python -m kvtrunk.vllm prove` finds, with vLLM; and engines that were not proved."""
+import json
 import types
 
 import pytest
@@ -8,9 +9,12 @@ from proving import test_engines_of_this_machine_are_proved  # noqa: F401
 from kvtrunk.vllm._refuse import Refused
 
 
-def config(ranks=1):
+def config(ranks=1, eager=False):
+    mode = types.SimpleNamespace(name="NONE" if eager else "FULL_AND_PIECEWISE")
     return types.SimpleNamespace(
-        model_config=types.SimpleNamespace(dtype="torch.bfloat16"),
+        model_config=types.SimpleNamespace(dtype="torch.bfloat16", enforce_eager=eager),
+        compilation_config=types.SimpleNamespace(cudagraph_mode=mode), use_v2_model_runner=True,
+        scheduler_config=types.SimpleNamespace(async_scheduling=True),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
         parallel_config=types.SimpleNamespace(tensor_parallel_size=ranks))
 
@@ -43,8 +47,8 @@ def test_an_engine_that_was_not_proved_says_so_once(connector, said, monkeypatch
     monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_: "a GPU")
     connector._say_unproved(config(2), "LBNHC", "FLASHINFER")
     assert len(said) == 1
-    for word in ("device a GPU", "backend FLASHINFER", "layout LBNHC", "ranks 2",
-                 "python -m kvtrunk.vllm prove MODEL"):
+    for word in ("device a GPU", "backend FLASHINFER", "layout LBNHC", "ranks 2", "runner second",
+                 "graphs full_and_piecewise", "warm_up on", "scheduling asynchronous", "python -m kvtrunk.vllm prove MODEL"):
         assert word in said[0]
 
 
@@ -53,3 +57,18 @@ def test_an_engine_that_was_not_proved_ends_where_a_proof_is_required(connector,
     connector._say_unproved(config(), "LBHNC", "CPU_ATTN")
     with pytest.raises(Refused, match="backend TORCH_SDPA.*unset KVTRUNK_REQUIRE_PROOF"):
         connector._say_unproved(config(), "LBHNC", "TORCH_SDPA")
+
+
+def test_an_engine_that_starts_otherwise_than_what_was_proved_says_in_what(
+        connector, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(connector._proofs, "driver", lambda: "580.1")
+    monkeypatch.setattr(type(connector.current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(type(connector.current_platform), "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setenv("KVTRUNK_PROVING", str(tmp_path / "made"))
+    connector._say_unproved(config(eager=True), "LBNHC", "FLASHINFER")
+    monkeypatch.delenv("KVTRUNK_PROVING")
+    connector._proofs.add(json.loads((tmp_path / "made").read_text()))
+    connector._say_unproved(config(eager=True), "LBNHC", "FLASHINFER")
+    assert not said
+    connector._say_unproved(config(), "LBNHC", "FLASHINFER")
+    assert "; the nearest proof is of graphs none, warm_up off. Run" in said[0]
