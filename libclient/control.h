@@ -18,8 +18,8 @@ int kvt_control_open(const char *path, int64_t deadline_ns, int *ret_fd, struct 
 int kvt_control_send(int fd, const void *message, size_t bytes, const void *more,
 		     size_t more_bytes, int64_t deadline_ns);
 /** One message. Returns its length; -ETIMEDOUT, -EINTR, -ECONNRESET when the other side hung up,
- * -EPROTO when it is no message, -EMFILE when this process has too few descriptors left for those it
- * carries. At most `max_fds` descriptors are kept, and none on failure. */
+ * -EPROTO when it is no message, -EMFILE when this process has too few descriptors left for those
+ * it carries. At most `max_fds` descriptors are kept, and none on failure. */
 int kvt_control_receive(int fd, void *packet, size_t bytes, int *ret_fds, unsigned int max_fds,
 			unsigned int *ret_n_fds, int64_t deadline_ns);
 
