@@ -31,8 +31,8 @@ TEST(the_heap_agrees_with_a_sorted_list)
 				const struct kvt_node *n = &core->nodes[i], *b = &core->nodes[best];
 
 				if (n->heap_at &&
-				    (best == KVT_NONE || n->hits < b->uses ||
-				     (n->hits == b->uses && n->touched < b->touched)))
+				    (best == KVT_NONE || n->uses < b->uses ||
+				     (n->uses == b->uses && n->touched < b->touched)))
 					best = i;
 			}
 			if (best == KVT_NONE)
