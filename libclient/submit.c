@@ -281,14 +281,16 @@ static bool two_answers(const struct kvt_request *request)
 	return request->op == KVT_OP_BEGIN && (request->flags & KVT_F_NO_WAIT);
 }
 
-/* True if BEGINs that wait leave room for one more: half of the CQ and of each area stays for what
- * ends their waits. */
+/* True if BEGINs that wait leave room for one more: half of each ring and area stays for what ends
+ * their waits. Of the SQ, too: a full one of BEGINs that wait brings no answer that would tell when
+ * there is room again. */
 static bool may_wait(const struct kvt_client *client, const struct words *words)
 {
 	const struct kvt_waiting *waiting = &client->waiting;
 
 	return waiting->n == 0 ||
-	       (waiting->n < (client->ring.cq_mask + 1) / 2 &&
+	       (waiting->n < (client->ring.sq_mask + 1) / 2 &&
+		waiting->n < (client->ring.cq_mask + 1) / 2 &&
 		waiting->key_words + key_words(words) <= client->keys.count / 2 &&
 		waiting->list_words + words->list <= client->list.count / 2);
 }

@@ -287,7 +287,7 @@ def test_a_commit_passes_begins_that_wait():
         ours, theirs = (client.namespace(salt="run") for client in (world.client, world.other))
         sequence, computing = await ours.begin_async(Q), theirs.begin(P)
         waiting = [asyncio.ensure_future(ours.begin_async(P)) for _ in range(1000)]
-        while world.other.stats().waits < 64:
+        while world.other.stats().waits < 32:
             await asyncio.sleep(0)
         await sequence.commit(len(Q))
         await sequence.end()

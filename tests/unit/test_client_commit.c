@@ -924,7 +924,7 @@ TEST_WITH(begins_that_wait_leave_room_for_what_ends_their_waits, setup, teardown
 	struct kvt_request wait = { .op = KVT_OP_BEGIN, .flags = KVT_F_WAIT, .ttl_ms = 60000,
 				    .namespace_id = world.ns, .keys = world.keys, .n_keys = KEYS };
 	struct kvt_seq *others = begin(world.other), *seq;
-	uint32_t cq = world.mine->ring.cq_mask + 1, n = 0;
+	uint32_t sq = world.mine->ring.sq_mask + 1, n = 0;
 	struct kvt_result result;
 	int rc;
 
@@ -932,7 +932,7 @@ TEST_WITH(begins_that_wait_leave_room_for_what_ends_their_waits, setup, teardown
 	while ((rc = kvt_submit(world.mine, &wait)) == 0)
 		n++;
 	assert_int_equal(rc, -EAGAIN);
-	assert_int_equal(n, cq / 2);
+	assert_int_equal(n, sq / 2);
 	assert_int_equal(commit(seq, 8), 0);
 	assert_int_equal(kvt_seq_settle(seq), 0);
 	end(seq);
