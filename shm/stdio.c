@@ -30,7 +30,7 @@ void kvt_stdio_begin(const char *program)
 {
 	name = program;
 	for (int fd = 0; fd < 3; fd++)
-		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+		if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) != fd)
 			_exit(1);
 	on_exit(check_output, NULL);
 }

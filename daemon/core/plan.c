@@ -40,16 +40,16 @@ static uint32_t opened_words(const struct kvt_core_config *config)
 	return (config->max_namespaces + 63) / 64;
 }
 
-/** Tree nodes by default. Each but the roots has a page, so a small pool has one for each page. In
- * a large one nodes have several pages. Beside them each namespace has a root, if it has a page. */
+/** Tree nodes by default. In a small pool each page may be a run of its own, with a root for itself
+ * if there are namespaces enough. In a large one nodes have several pages. */
 static uint32_t node_count(uint32_t n_pages, uint32_t n_namespaces)
 {
-	uint32_t n = n_pages < 4096 ? n_pages : 4096;
+	uint32_t most = n_pages / 4 < 4096 ? 4096 : n_pages / 4;
+	uint64_t n = n_pages + (uint64_t)(n_namespaces < n_pages ? n_namespaces : n_pages);
 
-	if (n < n_pages / 4)
-		n = n_pages / 4;
-	n += n_namespaces < n_pages ? n_namespaces : n_pages;
-	return n < 64 ? 64 : n;
+	if (n > most)
+		n = most;
+	return n < 64 ? 64 : (uint32_t)n;
 }
 
 static void fill_defaults(struct kvt_core_config *config)

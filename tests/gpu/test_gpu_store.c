@@ -218,7 +218,7 @@ static void load_from_other(const char *config, const char *backend, const char 
 	kvt_test_store_start_host(&store, &at_other, (const struct kvt_test_daemon *[]){
 		&daemon_, &other }, 2, ROOM, NULL);
 	kvt_test_peer_open(&peer, &store);
-	kvt_test_store_settled(&peer, N_PAGES);
+	kvt_test_store_settled(&peer, 2 * N_PAGES); /* of both */
 	start_engine(&engine, &daemon_, &floor_out_gb, &floor_in_gb);
 	kvt_test_equal(ask(&engine, 2, &took_ns), (N_PAGES - 1) * PAGE);
 	gpu_figure("another instance's pages", "\"backend\": \"%s\", \"order\": \"%s\", "

@@ -59,7 +59,7 @@ done <"$work/sizes"
 export KVTRUNK_SOCKET=$work/run/default.sock
 trap 'kill "$("$kvtctl" pid)"; rm -rf "$work"' EXIT
 head -n 2 "$work/prompts" >"$work/some"
-replay "$work/some" --lockstep --no-verify
+replay "$work/some" --socket "$KVTRUNK_SOCKET" --lockstep --no-verify
 until "$kvtctl" --json status | grep -q '"live_sessions":0'; do :; done
 namespace=$("$kvtctl" namespaces | grep -oE '[0-9a-f]{32}' | head -n 1)
 "$kvtctl" --json status >"$work/before"

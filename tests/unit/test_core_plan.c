@@ -45,7 +45,7 @@ TEST(defaults_are_filled_in)
 
 	assert_int_equal(kvt_core_plan(&config, &sizes, NULL), 0);
 	assert_int_equal(config.n_slots, 16384 + 1024 + 1);
-	assert_int_equal(config.max_nodes, 2 * 4096);
+	assert_int_equal(config.max_nodes, 4096);
 	assert_int_equal(config.max_namespaces, 4096);
 	assert_int_equal(config.slru_threshold, 2);
 	assert_true(config.max_sessions && config.n_leases && config.n_pending);
@@ -53,6 +53,9 @@ TEST(defaults_are_filled_in)
 	assert_int_equal(kvt_core_plan(&config, &sizes, NULL), 0);
 	assert_int_equal(config.max_nodes, 64);
 	assert_true(config.n_slots > config.n_pages);
+	config = (struct kvt_core_config){ .page_size = 1, .n_pages = 512 };
+	assert_int_equal(kvt_core_plan(&config, &sizes, NULL), 0);
+	assert_int_equal(config.max_nodes, 512 + 512); /* runs and roots of 512 namespaces */
 }
 
 static void check_sections(const struct kvt_section *sections, uint32_t n, uint64_t header,
