@@ -59,6 +59,14 @@ def world():
         yield made
 
 
+@pytest.fixture(autouse=True)
+def interrupts():
+    """Ctrl-C as at a terminal: what a shell starts in the background ignores it."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
 @pytest.mark.parametrize("loop", loops())
 def test_a_call_that_is_cancelled_at_any_step_publishes_nothing_wrong(loop):
     with world_of(loop=loop) as world:

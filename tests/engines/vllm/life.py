@@ -106,7 +106,7 @@ def run(chance, pair, requests, prompt):
 def until_resumed(pair, ask):
     """Ask for more requests until each engine has resumed one that it had preempted: when the pool
     is full depends on when the daemon gives pages back."""
-    for _ in range(20):
+    for _ in range(100):
         if all(engine.resumed for engine in pair):
             return
         ask(20)
