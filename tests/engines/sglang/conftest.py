@@ -12,6 +12,8 @@ from kvtrunk import testing
 from kvtrunk._server import free_port
 from kvtrunk.sglang import __main__
 
+# SGLang asks once in a process which device there is.
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE, PAGES = 16, 256
 # EXTEND: in decode.

@@ -92,7 +92,6 @@ def resolved(tmp_path_factory):
     """A function: SGLang's own parser and resolution, of options for a model, in this process."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
         import torch
         from sglang.srt import runtime_context
         from sglang.srt.server_args import prepare_server_args

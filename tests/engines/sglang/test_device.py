@@ -81,21 +81,25 @@ def test_without_the_daemons_size_the_engine_is_sized_as_alone(sized, monkeypatc
     assert adapter._budget(lambda *_: "own", None, 1) == "own"
 
 
-@pytest.mark.parametrize("device, streams", [("cuda", [7]), ("cpu", [])])
+@pytest.mark.parametrize("device, streams", [("cuda", [(7, ["node"])]), ("cpu", [])])
 def test_fences_are_of_the_stream_that_runs_batches(device, streams):
     from kvtrunk.sglang import _pool
 
     seen = []
     allocator = object.__new__(_pool.KvtrunkAllocator)
     allocator.device, allocator._stream = device, None
-    allocator.leases = types.SimpleNamespace(launched=seen.append)
+    allocator.leases = types.SimpleNamespace(
+        launched=lambda stream, nodes: seen.append((stream, list(nodes))))
     scheduler = types.SimpleNamespace(
         token_to_kv_pool_allocator=allocator, enable_overlap=True,
-        forward_stream=types.SimpleNamespace(cuda_stream=7))
-    assert adapter._launch(lambda *_: "result", scheduler, "batch") == "result"
+        forward_stream=types.SimpleNamespace(cuda_stream=7), running_batch="running",
+        tree_cache=types.SimpleNamespace(look_again=lambda _: None))
+    batch = types.SimpleNamespace(reqs=[types.SimpleNamespace(last_node="node")],
+                                  forward_mode=types.SimpleNamespace(is_extend=lambda: True))
+    assert adapter._launch(lambda *_: "result", scheduler, batch) == "result"
     assert seen == streams
     scheduler.token_to_kv_pool_allocator = None  # an engine without kvtrunk
-    assert adapter._launch(lambda *_: "result", scheduler, "batch") == "result"
+    assert adapter._launch(lambda *_: "result", scheduler, batch) == "result"
 
 
 @pytest.mark.parametrize("backend, device, says", [

@@ -49,7 +49,6 @@ def configured(tmp_path_factory):
     """A function that makes SGLang's configuration of a model, in this process."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.server_args import ServerArgs
 
