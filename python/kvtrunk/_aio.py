@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ._errors import Error, InvalidArgument, from_result
 from ._native import ffi, lib
+from ._own import Owner
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -95,7 +96,7 @@ class Call:
             request.keys = self.keys = keys
 
 
-class Answers:
+class Answers(Owner):
     """The calls of one client that are not answered, and the loops that look for answers.
 
     Invariant: before a loop sleeps the client is armed. look() ends with that, and each other call

@@ -648,7 +648,7 @@ class Client(Owner):
                 self._aio.end(Closed("the client was closed"))
             self._orphans.clear()
             rc = lib.kvtpy_close(handle, slot, value)
-        if rc < 0 and (raised := _signals.raised()):
+        if (raised := _signals.raised()):
             raise raised
         if rc == -errno.ECONNRESET:
             raise from_parts(rc, 0, "close: the daemon was gone")

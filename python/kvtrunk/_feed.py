@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from . import _signals
 from ._errors import Closed
 from ._native import ffi, lib
 from ._own import Owner
@@ -125,6 +126,8 @@ class Feed(Owner):
         with self._client._lock:
             if self._handle is not None:
                 self._end()
+        if (raised := _signals.raised()):
+            raise raised
 
     def __enter__(self) -> Feed:
         return self

@@ -20,6 +20,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from ._client import Client, Namespace
 from ._errors import ConnectionLost, Error, Timeout, from_result
 from ._native import ffi, lib
+from ._own import Owner
 from ._say import Say
 from ._seq import SIDE_LET, Fence, by_kind, fence_of
 from ._stall import WARN_S, Stall, Stalled
@@ -57,7 +58,7 @@ class Begun(NamedTuple):
     sides: tuple[list[int], ...] = ()
 
 
-class Ring:
+class Ring(Owner):
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend() and pages(), which it gives back before it says that there is no space."""
 

@@ -20,6 +20,7 @@ import urllib.request
 from typing import Any, NamedTuple, Optional, Union
 
 from ._native import lib
+from ._own import Owner
 
 ANSWER_S = 600.0
 _START_S = 3600.0
@@ -85,7 +86,7 @@ def _runnable(command: list[str]) -> list[str]:
     return [str(own) if own.exists() else command[0], *command[1:]]
 
 
-class Server:
+class Server(Owner):
     """An OpenAI server of an engine, with a session of processes, which ends with this process."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:

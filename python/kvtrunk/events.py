@@ -29,6 +29,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Unio
 from ._client import Client, Namespace, connect
 from ._errors import Closed, ConnectionLost, DaemonUnreachable, Error, Overflow, Timeout
 from ._feed import Feed, FeedRecord
+from ._own import Owner
 
 _RETRY_S = 0.2
 _TIMEOUT_S = 5.0
@@ -322,7 +323,7 @@ def _drop(done: Future[tuple[Client, Feed]]) -> None:
         _close(done.result()[0])
 
 
-class Source:
+class Source(Owner):
     """Events of the namespaces that are shared, from a daemon's feed.
 
     One thread may call share() and forget(), and another the rest. It follows the daemon through
@@ -475,7 +476,7 @@ def _told(event: Event, block_size: int) -> dict[str, Any]:
     return told
 
 
-class Publisher:
+class Publisher(Owner):
     """Sends events by ZeroMQ: frames topic, sequence number (8 bytes, big endian), payload.
 
     Numbers begin at the time in microseconds, so that they rise when a program starts again."""

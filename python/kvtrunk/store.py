@@ -22,6 +22,7 @@ import sys
 import threading
 from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
+from ._own import Owner
 from ._say import Say
 from ._size import size
 
@@ -50,7 +51,7 @@ class Page(NamedTuple):
     parts: tuple[Part, Part]
 
 
-class Memory:
+class Memory(Owner):
     """The memory of kvtstored."""
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -155,7 +156,7 @@ def _imported(name: str, package: str) -> Any:
         raise ImportError(f"{name} cannot be imported ({error}): pip install {package}") from None
 
 
-class Mooncake:
+class Mooncake(Owner):
     """Mooncake Store. It reads and writes the memory in place."""
 
     def __init__(self, memory: Memory, options: argparse.Namespace) -> None:
@@ -193,7 +194,7 @@ class Mooncake:
                 self._store.batch_put_from_multi_buffers(*self._parts(pages), self._replicas)]
 
 
-class Redis:
+class Redis(Owner):
     """A Redis cluster. A pipeline for each of its nodes."""
 
     def __init__(self, memory: Memory, options: argparse.Namespace) -> None:

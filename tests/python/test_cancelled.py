@@ -16,7 +16,9 @@ import cancelling
 import kvtrunk
 import stores
 from cancelling import OPTIONS, WAYS, World
-from kvtrunk import testing
+from kvtrunk import events, store, testing
+from kvtrunk._ring import Ring
+from kvtrunk._server import Server
 
 # What an engine drops without an end is a part of the test.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -169,6 +171,21 @@ def test_a_signal_ends_a_begin_that_waits_and_holds_nothing(world):
     assert world.leases_left() == 0 and world.other.stats().private_pages == 0
 
 
+def test_a_signal_in_the_end_of_a_feed_is_raised_there(world):
+    feed = world.client.feed()
+
+    def close(then):
+        threading.Timer(0, then).start()
+        feed.close()
+
+    world.stop()
+    try:
+        assert isinstance(interrupted(close), KeyboardInterrupt)
+    finally:
+        world.go()
+    world.client.stats()
+
+
 def test_a_handler_that_raises_something_else_ends_the_call_with_that(world):
     def handler(*_):
         raise LookupError("mine")
@@ -221,6 +238,10 @@ def test_what_owns_something_is_neither_copied_nor_pickled(world):
             for way in copy.copy, copy.deepcopy, pickle.dumps:
                 with pytest.raises(TypeError):
                     way(owner)
+    for kind in (events.Source, events.Publisher, store.Memory, store.Mooncake, store.Redis, Ring,
+                 Server):
+        with pytest.raises(TypeError):
+            copy.copy(kind.__new__(kind))
     sequence.end()
     awaited._drop()
     assert world.leases_left() == 0
