@@ -48,18 +48,17 @@ MORE = {
 def configured(tmp_path_factory):
     """A function that makes SGLang's configuration of a model, in this process."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
-    with pytest.MonkeyPatch.context() as patch:
-        from sglang.srt.configs.model_config import ModelConfig
-        from sglang.srt.server_args import ServerArgs
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import ServerArgs
 
-        def make(name, fields, **options):
-            folder = write(tmp_path_factory.mktemp("model"), name, fields)
-            return ModelConfig.from_server_args(ServerArgs(
-                model_path=str(folder), device="cpu", dtype="bfloat16", context_length=512,
-                attention_backend="torch_native", disable_cuda_graph=True,
-                skip_tokenizer_init=True, **options))
+    def make(name, fields, **options):
+        folder = write(tmp_path_factory.mktemp("model"), name, fields)
+        return ModelConfig.from_server_args(ServerArgs(
+            model_path=str(folder), device="cpu", dtype="bfloat16", context_length=512,
+            attention_backend="torch_native", disable_cuda_graph=True,
+            skip_tokenizer_init=True, **options))
 
-        yield make
+    return make
 
 
 def shape_of(config):
