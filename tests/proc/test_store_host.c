@@ -203,10 +203,9 @@ TEST_WITH(a_stopped_daemon_delays_no_other, start, stop)
 	kvt_test_equal(serve(0, 2), N - PAGE);
 }
 
-TEST_WITH(a_store_that_was_killed_copies_what_pools_have_again, start, stop)
+/* Kill the store, and start another one. */
+static void kill_store(void)
 {
-	kvt_test_equal(serve(0, 1), 0);
-	settled(PAGES);
 	close_peers();
 	kvt_test_store_kill(&sides[0].store);
 	for (uint32_t i = 1; i < SIDES; i++)
@@ -214,6 +213,13 @@ TEST_WITH(a_store_that_was_killed_copies_what_pools_have_again, start, stop)
 	for (uint32_t i = 0; i < SIDES; i++)
 		end_worker(&sides[i]);
 	start_store("1M", NULL);
+}
+
+TEST_WITH(a_store_that_was_killed_copies_what_pools_have_again, start, stop)
+{
+	kvt_test_equal(serve(0, 1), 0);
+	settled(PAGES);
+	kill_store();
 	settled(PAGES);
 	kvt_test_equal(serve(1, 1), N - PAGE);
 }
@@ -387,17 +393,6 @@ static void kill_daemon(struct kvt_test_side *side)
 	end_worker(side);
 	kvt_test_daemon_start(&side->daemon, NULL);
 	kvt_test_side_connect(side);
-}
-
-static void kill_store(void)
-{
-	close_peers();
-	kvt_test_store_kill(&sides[0].store);
-	for (uint32_t i = 1; i < SIDES; i++)
-		kvt_test_store_unlink(&more[i - 1]);
-	for (uint32_t i = 0; i < SIDES; i++)
-		end_worker(&sides[i]);
-	start_store("1M", NULL);
 }
 
 static int64_t seconds(void)
