@@ -337,7 +337,8 @@ CUDA_TEST(mps_shares_a_device_that_is_one_process_s)
 {
 	for (int i = 0; i < 2; i++) {
 		setenv("KVT_STANDIN_TRAITS", i ? "exclusive,mps" : "exclusive", 1);
-		start(i ? "cuda-ipc" : "cuda-vmm", i ? "n_pages = 0\npool_bytes = 10%\n" : "mps = yes\n");
+		start(i ? "cuda-ipc" : "cuda-vmm",
+		      i ? "n_pages = 0\npool_bytes = 10%\n" : "mps = yes\n");
 		kvt_test_equal(serve_once(1, 1), 0);
 		kvt_test_daemon_end(&daemon_);
 	}
