@@ -16,6 +16,14 @@ static struct kvt_client *worker;
 static struct kvt_pool pools[2];
 static uint32_t n_pools, space;
 
+/* An instance that another one is worked with beside. */
+struct instance {
+	struct kvt_test_daemon daemon;
+	struct kvt_client *worker;
+	struct kvt_pool pool;
+	uint32_t space;
+};
+
 static void start_on(int first_device, const char *config, uint32_t n_devices)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -108,51 +116,71 @@ CUDA_TEST(slabs_on_two_devices_come_back_together)
 	}
 }
 
-/* Two instances, on devices 1 and 0, with one store. The first one's prompt is copied. */
-static void start_two(const uint32_t *keys, struct kvt_test_daemon *ret_other,
-		      struct kvt_client **ret_worker)
+/* Work with this instance from now on, and keep what was worked with in its place. */
+static void swap(struct instance *instance)
 {
-	const struct kvt_test_daemon *daemons[2] = { ret_other, &daemon_ };
+	struct instance before = { daemon_, worker, pools[0], space };
+
+	daemon_ = instance->daemon;
+	worker = instance->worker;
+	pools[0] = instance->pool;
+	space = instance->space;
+	*instance = before;
+}
+
+/* Start two instances, on devices 1 and 0, with one store that serves both. The second one is
+ * worked with. */
+static void start_two(struct instance *ret_other)
+{
+	const struct kvt_test_daemon *daemons[2] = { &ret_other->daemon, &daemon_ };
 	struct kvt_test_store at_second;
 
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
 	start_on(1, "backend = cuda-vmm\ndevices = 1\n", 1);
-	kvt_test_equal(serve(keys), 0);
-	*ret_other = daemon_;
-	*ret_worker = worker;
+	swap(ret_other);
 	start("backend = cuda-vmm\ndevices = 0\n", 1);
 	kvt_test_store_start_host(&store, &at_second, daemons, 2, "1M", NULL);
 }
 
-static void stop_two(struct kvt_test_daemon *other, struct kvt_client *other_worker)
+/* Serve a prompt by the instance that is not worked with. Returns what was reused. */
+static uint32_t serve_there(struct instance *other, const uint32_t *keys)
+{
+	uint32_t reusable;
+
+	swap(other);
+	reusable = serve(keys);
+	swap(other);
+	return reusable;
+}
+
+static void stop_two(struct instance *other)
 {
 	stop();
-	daemon_ = *other;
-	worker = other_worker;
+	swap(other);
 	stop();
 }
 
 CUDA_TEST(instances_on_two_devices_load_from_one_store)
 {
-	struct kvt_test_daemon other;
-	struct kvt_client *other_worker;
+	struct instance other;
 	struct kvt_test_peer peer;
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 1);
-	start_two(keys, &other, &other_worker);
+	start_two(&other);
+	kvt_test_equal(serve_there(&other, keys), 0);
 	kvt_test_peer_open(&peer, &store);
 	kvt_test_store_settled(&peer, N / PAGE);
 	kvt_test_peer_close(&peer);
 	kvt_test_equal(serve(keys), N - PAGE);
 	kvt_test_equal(kvt_test_store_stop(&store), 0);
-	stop_two(&other, other_worker);
+	stop_two(&other);
 }
 
+/* The first copy fails, so nothing is computed before both are served. */
 CUDA_TEST(a_driver_that_fails_at_one_instance_leaves_the_other_its_store)
 {
-	struct kvt_test_daemon other;
-	struct kvt_client *other_worker;
+	struct instance other;
 	struct kvt_test_store second = { .pid = 0 };
 	struct kvt_test_peer peer;
 	uint32_t keys[N];
@@ -160,9 +188,10 @@ CUDA_TEST(a_driver_that_fails_at_one_instance_leaves_the_other_its_store)
 	kvt_test_keys(keys, N, 1);
 	setenv("KVT_STANDIN_FAIL_CALL", "cuMemcpyDtoHAsync_v2", 1);
 	setenv("KVT_STANDIN_FAIL_AT", "0", 1);
-	start_two(keys, &other, &other_worker);
+	start_two(&other);
 	unsetenv("KVT_STANDIN_FAIL_CALL");
 	unsetenv("KVT_STANDIN_FAIL_AT");
+	kvt_test_equal(serve_there(&other, keys), 0);
 	kvt_test_check(kvt_test_store_await(&store, "the CUDA driver failed while copying"));
 	snprintf(second.path, sizeof(second.path), "%s.store", daemon_.socket);
 	kvt_test_peer_open(&peer, &second); /* nothing was copied from its pool yet */
@@ -171,7 +200,7 @@ CUDA_TEST(a_driver_that_fails_at_one_instance_leaves_the_other_its_store)
 	kvt_test_equal(serve(keys), 0);
 	kvt_test_equal(kill(store.pid, SIGTERM), 0);
 	kvt_test_equal(kvt_test_store_wait(&store), EXIT_FAILURE);
-	stop_two(&other, other_worker);
+	stop_two(&other);
 }
 
 /* The store fails at its first call of this kind, and says so; a prompt is served beside it. */
