@@ -43,14 +43,17 @@ TEST_WITH(child_skips, skip_it, never) { print_message("body\n"); }
 TEST_WITH(child_fails, fail_it, never) { print_message("body\n"); }
 TEST_WITH(child_runs, number, is_number) { assert_int_equal(*(int *)*state, 5); }
 
-/* Returns the exit status of a child that runs the tests whose name fits. */
+/* Returns the exit status of a child that runs the tests whose name fits. It does not call exec():
+ * qemu-user would begin itself. */
 static int run(const char *pattern, char *text, size_t size)
 {
+	char fits[40], *argv[] = { fits, fits, NULL };
 	int fds[2], status;
 	size_t n = 0;
 	ssize_t got;
 	pid_t pid;
 
+	snprintf(fits, sizeof(fits), "%s", pattern);
 	assert_int_equal(pipe(fds), 0);
 	fflush(NULL);
 	pid = fork();
@@ -59,8 +62,9 @@ static int run(const char *pattern, char *text, size_t size)
 		dup2(fds[1], 2);
 		close(fds[0]);
 		close(fds[1]);
-		execl("/proc/self/exe", "test_cases", pattern, NULL);
-		_exit(127);
+		status = kvt_tests_run(2, argv);
+		fflush(NULL);
+		_exit(status);
 	}
 	close(fds[1]);
 	while ((got = read(fds[0], text + n, size - 1 - n)) > 0)
