@@ -50,8 +50,9 @@ enum kvt_feed_type {
 	KVT_FEED_STORED = 2,
 	KVT_FEED_SIDE = 3,   /* side pages were attached to cached pages */
 	/* Pages stopped being cached: evicted, reclaimed or dropped, side pages, too. The first
-	 * page of what is removed or expires is told at once. Ignore pages that are not known: they
-	 * were told before, or came and went in one effect. */
+	 * page of what is removed or expires is told at once; of a namespace that is removed whole,
+	 * the first page of each path. In front of the STORED and SIDE of the same effect. Ignore
+	 * pages that are not known: they were told before, or came and went in one effect. */
 	KVT_FEED_REMOVED = 4,
 	/* RESET: nothing cached before matches any more. Forget all pages. */
 	KVT_FEED_CLEARED = 5,
@@ -97,8 +98,9 @@ int kvt_feed_open(struct kvt_client *client, struct kvt_feed **ret_feed);
  * millisecond while records come, and up to every 20 ms while none do.
  *
  * Returns 1; 0: none now. -EOVERFLOW: records were lost; the feed continues with those of now on,
- * take a snapshot. -ECONNRESET: the daemon of this feed is gone. If a successor has the session,
- * close the feed, open another and take a snapshot. -EPROTO: no record. */
+ * take a snapshot. -ECONNRESET: the daemon of this feed is gone, or has ended it because
+ * `arena_visible` became no. If a successor has the session, close the feed, open another and take
+ * a snapshot. -EPROTO: no record. */
 int kvt_feed_next(struct kvt_feed *feed, struct kvt_feed_record *ret_record);
 
 /** Read which pages are cached, without the daemon. The next calls of kvt_feed_next() give it as

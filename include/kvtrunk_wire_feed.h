@@ -16,7 +16,7 @@
  * that is behind the entry's position, the copy may be torn.
  *
  * A feed belongs to one daemon process. `generation` is the arena's of that time, which a successor
- * raises before it serves.
+ * raises before it serves. The daemon stores 0 there when it ends a feed that has subscribers.
  */
 
 #include <stdint.h>
@@ -35,7 +35,7 @@ struct kvt_feed_header {
 	uint32_t header_bytes; /* the ring begins there */
 	uint64_t ring_bytes;   /* a power of two, at least 2 * KVT_FEED_ENTRY_MAX */
 	uint64_t instance[2];  /* of the arena */
-	uint64_t generation;
+	uint64_t generation;   /* 0: the feed has ended */
 	uint64_t head KVT_ALIGNED(KVT_LINE); /* entries before it may be overwritten */
 	uint64_t tail KVT_ALIGNED(KVT_LINE); /* entries before it are complete */
 } KVT_ALIGNED(KVT_LINE);

@@ -3,7 +3,7 @@
 /* Subscriptions: a mapped feed, its reader, and the snapshot that is being given (kvtrunk_feed.h).
  *
  * A feed is the daemon's that made it. That it is gone shows in the arena, whose generation a
- * successor raises before it serves, and on the control socket. */
+ * successor raises before it serves, and on the control socket. That it was ended shows in it. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -125,15 +125,20 @@ static int check_alive(struct kvt_feed *feed)
 {
 	struct kvt_client *client = feed->client;
 	const struct kvt_arena_header *arena = client->arena.header;
+	/* Pairs with the daemon's release. */
+	uint64_t generation = kvt_load_acquire(&feed->reader.header->generation);
 	int rc;
 
 	kvt_client_look(client);
 	rc = kvt_client_usable(client);
 	if (rc != 0)
 		return rc;
+	if (generation == 0)
+		return kvt_client_fail(client, -ECONNRESET, 0, "feed: the daemon has ended it: "
+				       "arena_visible is no now: close it");
 	/* Pairs with nothing: a successor serves, and so lets pages be written, later. */
 	if (!client->broken_ns &&
-	    kvt_load_acquire(&arena->generation) == feed->reader.header->generation &&
+	    kvt_load_acquire(&arena->generation) == generation &&
 	    memcmp(arena->instance, feed->reader.header->instance, sizeof(arena->instance)) == 0)
 		return 0;
 	return kvt_client_fail(client, -ECONNRESET, 0, "feed: the daemon that wrote it is gone: "

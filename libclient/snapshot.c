@@ -149,7 +149,20 @@ struct run {
 	uint32_t n; /* cached pages, in snapshot->chain, which is not used yet */
 	uint32_t start, flags, namespace_id;
 	uint64_t root_key, epoch, expiry_ns;
+	bool cut; /* its subtree was detached */
 };
+
+/** True if a node, or the root that it hangs on, was detached. A root cannot be freed, nor its
+ * number reused, before the nodes on it changed. */
+static bool is_cut(const struct kvt_arena_view *view, const struct kvt_node *node)
+{
+	uint32_t parent = kvt_load_relaxed(&node->parent);
+	uint32_t flags = kvt_load_relaxed(&node->flags);
+
+	if (kvt_load_relaxed(&node->start) == 0 && parent < view->max_nodes)
+		flags |= kvt_load_relaxed(&view->nodes[parent].flags);
+	return flags & KVT_NODE_DETACHED;
+}
 
 /** Read it under the node's version. False: the node changes. A free node has no pages. */
 static bool read_run(const struct kvt_snapshot *snapshot, uint32_t id, struct run *run)
@@ -172,6 +185,7 @@ static bool read_run(const struct kvt_snapshot *snapshot, uint32_t id, struct ru
 		.root_key = kvt_load_relaxed(&view->root_keys[id]),
 		.epoch = kvt_load_relaxed(&node->epoch),
 		.expiry_ns = kvt_load_relaxed(&node->expiry_ns),
+		.cut = is_cut(view, node),
 	};
 	/* Pairs with the release fence that begins one. */
 	kvt_fence_acquire();
@@ -185,7 +199,7 @@ static void note_page(struct kvt_snapshot *snapshot, const struct run *run, uint
 	struct kvt_snapshot_page now = snapshot->pages[page];
 
 	now.life = run->expiry_ns == UINT64_MAX ? KVT_LIFE_LASTS : KVT_LIFE_ENDS;
-	if (is_first && (run->flags & KVT_NODE_DETACHED || run->epoch < snapshot->epoch)) {
+	if (is_first && (run->cut || run->epoch < snapshot->epoch)) {
 		now.state = 0;
 	} else if (is_first && run->start == 0 && lacks_root(&now)) {
 		now.namespace_id = run->namespace_id;

@@ -11,7 +11,8 @@
  *      again: if it has changed, once more. A page without a slot is a side page of its `parent`.
  *   3. Read the nodes under their versions: whether their pages have a time to live; namespace
  *      and root key of those that begin a path.
- *      Leave out the first pages of detached subtrees, and of nodes from before the last RESET.
+ *      Leave out the first pages of detached subtrees, those on a detached root included, and of
+ *      nodes from before the last RESET.
  *   4. Wait until the mutation that runs now, if any, has ended. Load the tail, T1.
  *   5. Apply the records from T0 to T1. If pages are left of which 3 found no node, go to 3: a
  *      split or a merge moved them meanwhile.

@@ -36,7 +36,7 @@ struct kvt_change {
 	const uint32_t *out; /* then, pages that stopped being so, some of `in` among them */
 	const uint32_t *lasting; /* cached pages whose time to live was lifted */
 	uint32_t n_in, n_out, n_lasting;
-	uint32_t cut;          /* first page of a subtree that was detached; KVT_NONE: none */
+	uint32_t cut;          /* top of a subtree that was detached; KVT_NONE: none */
 	uint32_t namespace_id; /* a session opened it; 0: none */
 	uint32_t n_used;       /* pages that a BEGIN reuses, */
 	uint32_t used;         /* and the last one of them */

@@ -26,15 +26,15 @@ void kvt_detach(struct kvt_core *core, uint32_t id, uint32_t why)
 	core->cut_leases += node->epoch == core->arena->epoch ? cut : 0;
 	for (uint32_t up = cut ? parent : KVT_NONE; up != KVT_NONE; up = core->nodes[up].parent)
 		core->cut_below[up] += cut;
-	if (!kvt_is_stale(core, id)) /* else its RESET told of it */
+	if (!kvt_is_stale(core, id)) { /* else its RESET told of it */
 		kvt_event_add(core, KVT_EV_DETACH, id, 0, 0);
-	core->wake_due = true;
-	if (node->flags & KVT_NODE_ROOT) {
-		kvt_root_leave(core, id);
-	} else {
-		core->cut = node->sealed > 0 ? core->slot_pages[node->first_slot] : KVT_NONE;
-		kvt_node_unlink(core, id);
+		core->cut = id;
 	}
+	core->wake_due = true;
+	if (node->flags & KVT_NODE_ROOT)
+		kvt_root_leave(core, id);
+	else
+		kvt_node_unlink(core, id);
 	kvt_save_node(core, id);
 	kvt_node_write_begin(node);
 	KVT_SET(node->flags, node->flags | KVT_NODE_DETACHED | why);

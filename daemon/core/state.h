@@ -201,7 +201,7 @@ struct kvt_core {
 	uint32_t *out; /* pages that stopped being so */
 	uint32_t *lasting; /* with a hook: cached pages whose time to live was lifted */
 	uint32_t n_in, n_out, n_lasting;
-	uint32_t cut;          /* first page of a subtree below a root that was detached */
+	uint32_t cut;          /* top of a subtree that was detached */
 	uint32_t n_used, used; /* pages that a BEGIN reuses, and the last one of them */
 	uint64_t now_ns;
 	struct kvt_core_effort effort;

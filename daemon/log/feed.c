@@ -18,6 +18,7 @@ _Static_assert(sizeof(struct kvt_feed_header) % KVT_FEED_ALIGN == 0, "entries ar
 #define AHEAD_BYTES 4096u /* more than a COMMIT of 900 keys writes */
 #define FETCH_BYTES 1024u /* as many lines as a core fetches at a time */
 #define FETCH_LINE 64u
+#define CUT_PAGES 256u    /* of one REMOVED */
 #define COPY_WORDS 256u   /* at once: longer copies begin slowly (rep movsb) */
 
 static uint64_t ring_bytes(uint64_t wish)
@@ -61,6 +62,12 @@ void kvt_feed_begin(struct kvt_feed_writer *writer, void *memory, uint64_t bytes
 		.instance = { of->instance[0], of->instance[1] },
 		.generation = of->generation,
 	};
+}
+
+void kvt_feed_end(struct kvt_feed_writer *writer)
+{
+	/* Pairs with the reader's acquire: what it saw of the tail before is all. */
+	kvt_store_release(&writer->header->generation, 0);
 }
 
 /** Give up old entries, so that the ring has room up to `end`. */
@@ -201,6 +208,25 @@ static void put_pages(struct kvt_feed_writer *writer, uint64_t seq, enum kvt_fee
 	}
 }
 
+/** Write REMOVED of the first pages of a subtree that was detached: a root has none itself. */
+static void put_cut(struct kvt_feed_writer *writer, uint64_t seq, uint32_t top)
+{
+	const struct kvt_node *nodes = writer->view.nodes;
+	bool is_root = nodes[top].flags & KVT_NODE_ROOT;
+	uint32_t first[CUT_PAGES], n = 0;
+
+	for (uint32_t id = is_root ? nodes[top].first_child : top; id != KVT_NONE;
+	     id = is_root ? nodes[id].next_sibling : KVT_NONE) {
+		if (nodes[id].sealed > 0)
+			first[n++] = writer->view.slot_pages[nodes[id].first_slot];
+		if (n == CUT_PAGES) {
+			put_pages(writer, seq, KVT_FEED_REMOVED, first, n);
+			n = 0;
+		}
+	}
+	put_pages(writer, seq, KVT_FEED_REMOVED, first, n);
+}
+
 /** Get what later effects will overwrite into the cache: a ring is larger than caches, and stores
  * wait for their lines. Each effect gets a part, because loads wait behind more. */
 static void fetch_ahead(struct kvt_feed_writer *writer)
@@ -230,10 +256,12 @@ void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *cha
 		put(writer, change->seq, KVT_FEED_CLEARED, 0)->value[0] = epoch;
 		writer->epoch = epoch;
 	}
+	/* In front of SIDE: a COMMIT may drop a side page and attach another in its place. */
+	put_pages(writer, change->seq, KVT_FEED_REMOVED, change->out, change->n_out);
 	put_in(writer, change);
 	put_pages(writer, change->seq, KVT_FEED_LASTING, change->lasting, change->n_lasting);
-	put_pages(writer, change->seq, KVT_FEED_REMOVED, change->out, change->n_out);
-	put_pages(writer, change->seq, KVT_FEED_REMOVED, &change->cut, change->cut != KVT_NONE);
+	if (change->cut != KVT_NONE)
+		put_cut(writer, change->seq, change->cut);
 	if (writer->tell_used && change->n_used > 0)
 		put(writer, change->seq, KVT_FEED_USED, change->n_used)->parent =
 			change->used;

@@ -39,6 +39,9 @@ void kvt_feed_begin(struct kvt_feed_writer *writer, void *memory, uint64_t bytes
 		    const struct kvt_core *core, const void *arena, uint64_t arena_bytes,
 		    bool tell_used);
 
+/** End it: readers get -ECONNRESET behind the last record. */
+void kvt_feed_end(struct kvt_feed_writer *writer);
+
 /** Write the records of one effect. */
 void kvt_feed_write(struct kvt_feed_writer *writer, const struct kvt_change *change);
 

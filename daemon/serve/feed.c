@@ -2,7 +2,7 @@
 
 /* Subscribers of the feed. The daemon counts them, to have a feed only while it is read; it never
  * looks at what they read. The feed is not stored for a successor. Called by control.c,
- * connection.c and start.c. */
+ * connection.c, options.c and start.c. */
 
 #include "daemon/serve/feed.h"
 
@@ -78,6 +78,16 @@ void kvt_feed_drop(struct kvt_daemon *daemon)
 	close(feed->readonly);
 	kvt_object_destroy(&feed->object);
 	feed->n = 0;
+}
+
+void kvt_feed_withhold(struct kvt_daemon *daemon)
+{
+	if (daemon->feed.n == 0)
+		return;
+	for (uint32_t i = 0; i < daemon->connections.n_slots; i++)
+		daemon->connections.slots[i].subscribed = false;
+	kvt_feed_end(&daemon->feed.writer);
+	kvt_feed_drop(daemon);
 }
 
 void kvt_feed_leave(struct kvt_daemon *daemon, struct kvt_connection *connection)

@@ -25,6 +25,8 @@ int kvt_feed_join(struct kvt_daemon *daemon, struct kvt_connection *connection, 
 		  size_t size);
 /** Unsubscribe a connection, if it is; the last one drops the feed. */
 void kvt_feed_leave(struct kvt_daemon *daemon, struct kvt_connection *connection);
+/** End the feed of all subscribers, when keys are shown no more. */
+void kvt_feed_withhold(struct kvt_daemon *daemon);
 /** Drop the feed, at the daemon's end. */
 void kvt_feed_drop(struct kvt_daemon *daemon);
 

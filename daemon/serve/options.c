@@ -62,5 +62,7 @@ void kvt_daemon_apply(struct kvt_daemon *daemon)
 	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
 	kvt_spin_configure(&daemon->spin, config->spin_budget_us, daemon->clock.cycles_per_us);
 	daemon->turn.compact_after_cycles = COMPACT_AFTER_US * daemon->clock.cycles_per_us;
+	if (!config->arena_visible)
+		kvt_feed_withhold(daemon);
 	find_admin_group(daemon);
 }

@@ -123,7 +123,9 @@
 	X(NUMBER, max_op_keys, "1048576", 256, 1ll << 28, NULL, START,                            \
 	  "Most keys or pages of one operation. The areas of a session hold as much.")            \
 	X(BOOL, arena_visible, "yes", 0, 0, NULL, RELOAD,                                         \
-	  "Let clients read the tree (probe). no: clients must not see each other's keys.")       \
+	  "Let clients read the tree (probe), and the feed. no: clients must not see each "       \
+	  "other's keys. Then open feeds end; a session that has the tree keeps it until it is "  \
+	  "closed.")                                                                              \
 	X(BYTES, feed_bytes, "16M", 0, 1ll << 34, NULL, RELOAD,                                   \
 	  "Memory of the feed, which tells subscribers what is cached: a power of two from 1M "   \
 	  "on. It is used while there are subscribers; a slow one needs more. 0: no feed.")       \

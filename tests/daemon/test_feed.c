@@ -276,6 +276,89 @@ TEST_FROM(side_pages_are_told, start, stop, "sides = 1,2\n")
 	kvt_test_equal(n_known, 0);
 }
 
+/* Know pages with their whole paths only. Returns their number. */
+static uint32_t n_whole(void)
+{
+	uint32_t n = 0, at;
+
+	for (uint32_t page = 1; page < PAGES; page++) {
+		for (at = page; at && known[at] == 1; at = parents[at])
+			;
+		n += known[page] == 1 && at == 0;
+	}
+	return n;
+}
+
+TEST_WITH(a_namespace_that_is_removed_whole_is_told_at_once, start, stop)
+{
+	struct kvt_request request = { .op = KVT_OP_REMOVE, .namespace_id = namespace_id };
+	struct kvt_lease leases[2];
+
+	open_feed();
+	for (uint32_t i = 0; i < 600; i++) /* paths: more than one REMOVED has */
+		cache(1000 + 100 * i, (i < 2 ? 3 : 1) * PAGE);
+	kvt_test_equal(catch_up(), 0);
+	kvt_test_equal(n_whole(), 604);
+	for (uint32_t i = 0; i < 2; i++) {
+		uint32_t keys[3 * PAGE];
+		struct kvt_request begin = { .op = KVT_OP_BEGIN, .namespace_id = namespace_id,
+					     .keys = keys, .n_keys = 3 * PAGE };
+
+		for (uint32_t k = 0; k < 3 * PAGE; k++)
+			keys[k] = 1000 + 100 * i + k;
+		leases[i] = kvt_test_call(worker, &begin).lease;
+	}
+	kvt_test_equal(kvt_test_call(worker, &request).error, 0);
+	kvt_test_equal(catch_up(), 0);
+	kvt_test_equal(n_whole(), 0);
+	forget();
+	kvt_test_equal(kvt_feed_snapshot(feed), 0);
+	kvt_test_equal(catch_up(), 0);
+	kvt_test_equal(n_known, 0);
+	cache(1000, 4 * PAGE); /* the same path again, while the old one is locked */
+	kvt_test_equal(catch_up(), 0);
+	kvt_test_equal(n_whole(), 4);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct kvt_request end = { .op = KVT_OP_END, .lease = leases[i],
+					   .fence = KVT_IDLE };
+
+		kvt_test_equal(kvt_test_call(worker, &end).error, 0);
+	}
+	expect_all_known();
+	kvt_test_equal(n_known, 4);
+}
+
+TEST_FROM(a_side_page_leaves_before_another_takes_its_place, start, stop, "sides = 1\n")
+{
+	uint32_t keys[2 * PAGE], pages[2];
+	struct kvt_side sides[2];
+	struct kvt_request request = { .op = KVT_OP_COMMIT, .arg = 2 * PAGE, .sides = sides,
+				       .n_sides = 1, .flags = KVT_F_KEEP | KVT_F_NO_LIST,
+				       .fence = KVT_IDLE };
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .namespace_id = namespace_id,
+				     .keys = keys, .n_keys = 2 * PAGE };
+	struct kvt_feed_record record;
+
+	for (uint32_t i = 0; i < 2 * PAGE; i++)
+		keys[i] = 7 + i;
+	open_feed();
+	kvt_test_equal(kvt_alloc(worker, 2, pages), 0);
+	request.lease = kvt_test_call(worker, &begin).lease;
+	sides[0] = (struct kvt_side){ KVT_SIDE_PLACE(1, 0), pages[0] };
+	kvt_test_equal(kvt_test_call(worker, &request).error, 0);
+	kvt_test_equal(catch_up(), 0);
+	sides[0].page = KVT_NONE;
+	sides[1] = (struct kvt_side){ KVT_SIDE_PLACE(1, 0), pages[1] };
+	request.n_sides = 2;
+	kvt_test_equal(kvt_test_call(worker, &request).error, 0);
+	kvt_test_equal(kvt_feed_next(feed, &record), 1);
+	kvt_test_equal(record.type, KVT_FEED_REMOVED);
+	kvt_test_equal(record.pages[0], pages[0]);
+	kvt_test_equal(kvt_feed_next(feed, &record), 1);
+	kvt_test_equal(record.type, KVT_FEED_SIDE);
+	kvt_test_equal(record.sides[0].side, pages[1]);
+}
+
 TEST_FROM(a_slow_subscriber_overflows_and_takes_a_snapshot, start, stop, SMALL)
 {
 	open_feed();
@@ -348,6 +431,30 @@ TEST_FROM(it_is_refused_where_keys_are_not_shown, start, stop, "arena_visible = 
 {
 	kvt_test_equal(kvt_feed_open(reader, &feed), -EACCES);
 	kvt_test_check(strstr(kvt_client_error(reader)->text, "arena_visible = yes"));
+}
+
+TEST_WITH(it_ends_when_keys_are_shown_no_more, start, stop)
+{
+	open_feed();
+	cache(1000, 4 * PAGE);
+	kvt_test_daemon_configure(&daemon_, "arena_visible = no\n");
+	kvt_test_equal(kill(daemon_.pid, SIGHUP), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
+	kvt_test_equal(catch_up(), -ECONNRESET); /* behind the last record */
+	kvt_test_equal(n_known, 4);
+	kvt_test_check(strstr(kvt_client_error(reader)->text, "arena_visible is no"));
+	cache(50000, 4 * PAGE);
+	kvt_test_equal(catch_up(), -ECONNRESET);
+	kvt_test_equal(n_known, 4);
+	kvt_feed_close(feed);
+	kvt_test_equal(kvt_feed_open(reader, &feed), -EACCES);
+	feed = NULL;
+	kvt_test_daemon_configure(&daemon_, "arena_visible = yes\n");
+	kvt_test_equal(kill(daemon_.pid, SIGHUP), 0);
+	kvt_test_check(kvt_test_daemon_await(&daemon_, "READY=1"));
+	open_feed();
+	expect_all_known();
+	kvt_test_equal(n_known, 8);
 }
 
 TEST_FROM(it_is_refused_without_memory_for_it, start, stop, "feed_bytes = 0\n")

@@ -69,6 +69,20 @@ static void learn_stored(struct sim *sim, const struct kvt_feed_record *record)
 	}
 }
 
+static void learn_side(struct sim *sim, const struct kvt_feed_side *side)
+{
+	struct sim_fed_page *pages = sim->feed.pages;
+	struct sim_fed_page now = { .state = KVT_PAGE_SIDE, .parent = side->page,
+				    .kind = side->kind };
+
+	for (uint32_t page = 1; page < sim->config.n_pages; page++)
+		if (pages[page].state == now.state && pages[page].parent == now.parent &&
+		    pages[page].kind == now.kind)
+			sim_fail(sim, "feed: side page %u came before page %u left its place",
+				 side->side, page);
+	pages[side->side] = now;
+}
+
 static void learn(struct sim *sim, const struct kvt_feed_record *record)
 {
 	struct sim_feed *feed = &sim->feed;
@@ -84,11 +98,7 @@ static void learn(struct sim *sim, const struct kvt_feed_record *record)
 		break;
 	case KVT_FEED_SIDE:
 		for (uint32_t i = 0; i < record->n; i++)
-			feed->pages[record->sides[i].side] = (struct sim_fed_page){
-				.state = KVT_PAGE_SIDE,
-				.parent = record->sides[i].page,
-				.kind = record->sides[i].kind,
-			};
+			learn_side(sim, &record->sides[i]);
 		break;
 	case KVT_FEED_REMOVED:
 		for (uint32_t i = 0; i < record->n; i++)
@@ -156,7 +166,7 @@ static bool page_is(const struct sim *sim, uint32_t page, const struct sim_fed_p
 	       (fed->parent || root_is(sim, page, fed));
 }
 
-/* True if a cached page is on a path that was cut off below its root, or is of an earlier epoch. */
+/* True if a cached page is on a path that was cut off, or is of an earlier epoch. */
 static bool is_cut_off(const struct sim *sim, uint32_t page)
 {
 	const struct kvt_arena_view *view = &sim->feed.view;
@@ -165,9 +175,8 @@ static bool is_cut_off(const struct sim *sim, uint32_t page)
 
 	kvt_core_describe_page(sim->core, page, &place);
 	for (id = place.node; id != KVT_NONE; id = view->nodes[id].parent)
-		if (!(view->nodes[id].flags & KVT_NODE_ROOT) &&
-		    (view->nodes[id].flags & KVT_NODE_DETACHED ||
-		     view->nodes[id].epoch != view->header->epoch))
+		if (view->nodes[id].flags & KVT_NODE_DETACHED ||
+		    view->nodes[id].epoch != view->header->epoch)
 			return true;
 	return false;
 }
