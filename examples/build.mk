@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# hello.c is the README's example, engine.c that of docs/engine-authors.md: built as an application
+# hello.c is that of docs/c.md, engine.c that of docs/engine-authors.md: built as an application
 # would, from the public headers and the library alone.
 EXAMPLES += $(O)/hello $(O)/engine
 

@@ -32,7 +32,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 ctl() { "$O/kvtctl" --socket "$dir/socket" "$@"; }
 
-start_daemon() { # with the geometry of the README's worker
+start_daemon() { # with the geometry of the worker of docs/c.md
 	"$O/kvtrunkd" --instance="metrics-$$" --runtime_dir="$dir/run" --socket_path="$dir/socket" \
 		--n_layers=2 --n_kv_heads=2 --head_dim=64 --n_pages=512 2>>"$dir/log" &
 	daemon=$!

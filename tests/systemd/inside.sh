@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Shared by scripts that run inside a booted container. /kvt/hello is the README's worker.
+# Shared by scripts that run inside a booted container. /kvt/hello is the worker of docs/c.md.
 failures=0
 check() { # what, then a command
 	local what=$1
@@ -21,7 +21,7 @@ is() { # expected command...: its output
 property() { systemctl show -P "$1" "$2"; }
 pid_of() { property MainPID "kvtrunkd@$1.service"; }
 state() { systemctl is-active "kvtrunkd@$1.$2"; }
-worker() { # instance [user]: the README's worker, as a member of the group
+worker() { # instance [user]: the worker of docs/c.md, as a member of the group
 	KVTRUNK_SOCKET=/run/kvtrunk/$1.sock setpriv --reuid="${2:-worker}" \
 		--regid="${2:-worker}" --init-groups /kvt/hello
 }
