@@ -66,7 +66,7 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 #define KVT_STORE_COUNTS(X)                                                                        \
 	X(GAUGE, connected, "1 while the store has a session of its daemon.")                      \
 	X(GAUGE, uptime_ns, "Age of the store.")                                                   \
-	X(GAUGE, instances, "Instances that share its memory, file and helper.")                   \
+	X(GAUGE, instances, "Instances with a session, which share the store.")                   \
 	X(GAUGE, pool_pages, "Pages of the pool that the store serves.")                           \
 	X(GAUGE, ram_bytes, "Memory for copies.")                                                  \
 	X(GAUGE, room_pages, "Pages that fit into the store.")                                     \

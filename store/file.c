@@ -39,6 +39,7 @@ static void seal(struct kvt_file *file, const struct kvt_file_op *op, const uint
 	struct kvt_file_slot header = {
 		.record_bytes = file->tier->record_bytes,
 		.generation = file->next_write++,
+		.time = file->tier->index.entries[op->entry].time,
 	};
 
 	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
@@ -59,6 +60,11 @@ static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
 		return false;
 	kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry), header->record_bytes, crc);
 	return memcmp(header->record_crc, crc, sizeof(crc)) == 0;
+}
+
+static uint32_t time_of(const struct kvt_file_op *op)
+{
+	return ((const struct kvt_file_slot *)op->header)->time;
 }
 
 /* ---- operations */
@@ -208,6 +214,7 @@ static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
 	} else {
 		/* The page in front leaves the memory later: it is younger here, too. */
 		kvt_index_publish(&file->slots, op->slot, &op->page, 0);
+		file->slots.entries[op->slot].time = time_of(op);
 		file->written++;
 	}
 	kvt_file_op_free(file, op);
@@ -257,6 +264,8 @@ static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 	else /* it is still in memory */
 		memcpy(kvt_tier_record(file->tier, entry),
 		       kvt_tier_record(file->tier, write->entry), file->tier->record_bytes);
+	file->tier->index.entries[entry].time =
+		slot ? file->slots.entries[slot].time : time_of(write);
 	kvt_file_submit(file, op, true);
 	return 0;
 }

@@ -60,7 +60,7 @@ struct kvt_file_slot {
 	uint64_t generation; /* number of this write: the youngest of two wins */
 	uint32_t record_crc[4]; /* crc32c of each quarter of the record */
 	uint32_t crc; /* crc32c of all fields, with 0 here */
-	uint32_t reserved;
+	uint32_t time; /* as in struct kvt_index_entry */
 };
 
 struct kvt_file_options {

@@ -31,7 +31,7 @@
 struct checkpoint_page {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint32_t slot;
-	uint32_t reserved;
+	uint32_t time; /* as in struct kvt_index_entry */
 };
 
 uint64_t kvt_file_blocks(uint64_t bytes)
@@ -80,7 +80,21 @@ static int write_head(struct kvt_file *file)
 	return fdatasync(file->fd) == 0 ? 0 : -errno;
 }
 
-/* Read the head into file->head. n_slots 0: there is none, the file is empty or all zero. */
+/* Begin an empty file where another version of kvtstored has left one. Its slots go, too: they may
+ * be as here, and hold what was dropped. */
+static int empty(struct kvt_file *file, struct kvt_error *why)
+{
+	file->head = (struct kvt_file_head){ .n_slots = 0 };
+	if (ftruncate(file->fd, 0) != 0 || fdatasync(file->fd) != 0)
+		return kvt_store_fail(why, -EINVAL, "cannot empty %s: %s", file->path,
+				      strerror(errno));
+	fprintf(stderr, "kvtstored: %s is of another version of kvtstored: it is emptied\n",
+		file->path);
+	return 0;
+}
+
+/* Read the head into file->head. n_slots 0: there is none, the file is empty, all zero, or was of
+ * another version. */
 static int read_head(struct kvt_file *file, struct kvt_error *why)
 {
 	static const struct kvt_file_head none;
@@ -100,10 +114,12 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 	if (memcmp(file->head.magic, HEAD_MAGIC, sizeof(file->head.magic)) != 0)
 		return kvt_store_fail(why, -EINVAL, "%s is no file of a store: choose another "
 				      "path, or remove it", file->path);
-	if (file->head.format != FORMAT || file->head.crc != crc_of(file->head) ||
+	if (file->head.format != FORMAT)
+		return empty(file, why);
+	if (file->head.crc != crc_of(file->head) ||
 	    file->head.n_slots == 0 || file->head.n_slots > KVT_INDEX_MAX)
-		return kvt_store_fail(why, -EINVAL, "%s is damaged, or of another version of "
-				      "kvtstored: remove it to begin an empty one", file->path);
+		return kvt_store_fail(why, -EINVAL, "%s is damaged: remove it to begin an empty "
+				      "one", file->path);
 	if (file->head.record_bytes != file->tier->record_bytes)
 		return kvt_store_fail(why, -EINVAL, "%s has pages of %llu bytes, this pool's take "
 				      "%llu: name another file for this model, or remove it",
@@ -269,6 +285,7 @@ static void take_header(struct kvt_file *file, struct scan *scan, const struct k
 	scan->generations[op->slot] = header->generation;
 	scan->order[scan->n++] = op->slot;
 	memcpy(file->slots.entries[op->slot].key, header->key, sizeof(header->key));
+	file->slots.entries[op->slot].time = header->time;
 }
 
 static void read_headers(struct kvt_file *file, struct scan *scan, uint32_t n_slots)
@@ -355,9 +372,11 @@ static bool find_by_checkpoint(struct kvt_file *file)
 	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++) {
 		uint32_t slot = pages[i].slot;
 
-		if (slot > 0 && slot <= file->slots.n_entries &&
-		    file->slots.entries[slot].state == KVT_INDEX_PRIVATE)
-			publish(file, slot, pages[i].key);
+		if (slot == 0 || slot > file->slots.n_entries ||
+		    file->slots.entries[slot].state != KVT_INDEX_PRIVATE)
+			continue;
+		file->slots.entries[slot].time = pages[i].time;
+		publish(file, slot, pages[i].key);
 	}
 	if (good)
 		file->next_write = head->next_write;
@@ -614,6 +633,7 @@ static int write_checkpoint(struct kvt_file *file)
 	     slot = file->slots.entries[slot].younger, i++) {
 		memcpy(pages[i].key, file->slots.entries[slot].key, sizeof(pages[i].key));
 		pages[i].slot = slot;
+		pages[i].time = file->slots.entries[slot].time;
 	}
 	file->head.checkpoint_generation = file->head.generation;
 	file->head.checkpoint_pages = n;

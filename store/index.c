@@ -7,8 +7,8 @@
 
 #include "shm/assert.h"
 
-/* 40 bytes, and two places of the table: it is half full at most. */
-_Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 48, "bytes of an entry");
+/* 44 bytes, and two places of the table: it is half full at most. */
+_Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 52, "bytes of an entry");
 
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 {

@@ -4,7 +4,7 @@
 
 /**
  * @file index.h
- * What a store has: pages by name, and which of them leaves next. 48 bytes an entry.
+ * What a store has: pages by name, and which of them leaves next. 52 bytes an entry.
  *
  * Entry e owns place e of the RAM tier, so an entry is all that a page needs. Its states:
  *
@@ -39,6 +39,7 @@ struct kvt_index_entry {
 	uint32_t front; /* entry of the page in front, which has a pin for it; 0: none is here */
 	uint32_t use;   /* clock at its last use, or at that of a page behind it that has left */
 	uint32_t pins;
+	uint32_t time;  /* when it was copied out of a pool, in s since 1970; 0: elsewhere */
 	uint32_t state : 2; /* enum kvt_index_state */
 	uint32_t used : 1;  /* it was asked for since it was published */
 	uint32_t round : 29; /* FOUND in an earlier one: it is free, once it has no pins */

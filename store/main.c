@@ -334,6 +334,7 @@ static int connect_once(struct kvt_server *server)
 		return rc;
 	}
 	store->unserved.text[0] = '\0';
+	kvt_add_full(&store->host->n_sessions, 1);
 	return begin_session(server, before);
 }
 
@@ -349,6 +350,7 @@ static int follow(struct kvt_store *store)
 		return 0;
 	kvt_store_say(store, "the daemon is gone: %s", kvt_client_error(store->client)->text);
 	kvt_store_disconnect(store);
+	kvt_add_full(&store->host->n_sessions, -1);
 	return 0;
 }
 
@@ -435,6 +437,7 @@ static int serve_until_stopped(struct kvt_server *server)
 	}
 	if (!kvt_store_broken(store))
 		return EXIT_SUCCESS;
+	kvt_add_full(&store->host->n_sessions, -1);
 	kvt_store_say(store, "the CUDA driver failed while copying: %s: start the store again",
 		      kvt_store_broken(store));
 	return EXIT_FAILURE;

@@ -237,6 +237,7 @@ static int read_page(void *self, const struct kvt_chain *page, uint32_t entry)
 	remote->reads[i] = (struct page_read){ .page = *page, .entry = entry,
 					       .state = READ_QUEUED };
 	remote->n_reads++;
+	remote->tier->index.entries[entry].time = 0; /* perhaps another host copied it */
 	return 0;
 }
 

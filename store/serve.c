@@ -365,7 +365,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 	return (struct kvt_store_status){
 		.connected = store->client != NULL,
 		.uptime_ns = now - host->started_ns,
-		.instances = kvt_load_relaxed(&host->n_instances),
+		.instances = kvt_load_relaxed(&host->n_sessions),
 		.pool_pages = store->client ? store->known.info.n_pages - 1 : 0,
 		.ram_bytes = tier->ram_bytes,
 		.room_pages = tier->index.n_entries,

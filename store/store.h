@@ -66,6 +66,7 @@ struct kvt_host {
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
 	bool stopping;          /* atomic, as are these instances: */
 	uint32_t n_instances;   /* with a thread */
+	uint32_t n_sessions;    /* of instances, now */
 	uint32_t n_connected, n_tried; /* by their first attempt; in vain */
 	uint32_t n_ended;
 };

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shm/assert.h"
@@ -389,6 +390,7 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct k
 		  const struct kvt_copy *copy, bool complete)
 {
 	bool good = complete && kvt_known_stayed(known, copy->page, copy->changes);
+	uint32_t now = (uint32_t)time(NULL);
 	bool found = false, only;
 
 	kvt_tier_lock(tier);
@@ -397,11 +399,13 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct k
 	/* The same prefix may have been stored and copied as another page meanwhile, or by another
 	 * instance. */
 	only = good && copy->drops == tier->drops && !kvt_index_find(&tier->index, &copy->chain);
-	if (only)
+	if (only) {
 		kvt_index_publish(&tier->index, copy->entry, &copy->chain,
 				  found ? copy->front : 0);
-	else
+		tier->index.entries[copy->entry].time = now;
+	} else {
 		kvt_index_drop(&tier->index, copy->entry);
+	}
 	kvt_tier_unlock(tier);
 	share->copied += only;
 	share->spoiled += !good;

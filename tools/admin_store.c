@@ -10,18 +10,90 @@
 #include "tools/store.h"
 #include "tools/table.h"
 
+/* ---- the stores of a folder */
+
+struct stores {
+	struct kvt_store_at {
+		char path[KVT_STORE_PATH_BYTES + 258];
+		struct kvt_store_seen seen;
+		struct kvt_error error; /* code 0: it answered */
+		char alarm[512];        /* empty: nothing is wrong */
+	} *all;
+	uint32_t n;
+	char folder[KVT_STORE_PATH_BYTES + 2];
+};
+
+static int is_store(const struct dirent *entry)
+{
+	size_t n = strlen(entry->d_name);
+
+	return n > 6 && strcmp(entry->d_name + n - 6, ".store") == 0;
+}
+
+static void ask(const struct kvt_admin *admin, struct kvt_store_at *at)
+{
+	const int64_t timeout_ns = admin->timeout_ns;
+
+	if (kvt_store_ask(at->path, KVT_STORE_STATUS, timeout_ns, &at->seen, &at->error) != 0)
+		snprintf(at->alarm, sizeof(at->alarm), "%s", at->error.text);
+	else if (!kvt_store_alarm(&at->seen.status, at->alarm, sizeof(at->alarm)))
+		at->alarm[0] = '\0';
+}
+
+/* Ask the stores of the folder that `path` is in. -1: it cannot be read, and that was said. */
+static int ask_all(const struct kvt_admin *admin, const char *path, struct stores *ret_stores)
+{
+	char *folder = ret_stores->folder;
+	struct dirent **found;
+	int n;
+
+	snprintf(folder, sizeof(ret_stores->folder), "%s%s", strchr(path, '/') ? "" : "./", path);
+	*(strrchr(folder, '/') + 1) = '\0';
+	n = scandir(folder, &found, is_store, alphasort);
+	ret_stores->all = n < 0 ? NULL : calloc((size_t)n + 1, sizeof(*ret_stores->all));
+	if (!ret_stores->all) {
+		fprintf(stderr, "kvtctl store: %s: %s\n", folder, strerror(errno));
+		return -1;
+	}
+	for (int i = 0; i < n; i++) {
+		struct kvt_store_at *at = &ret_stores->all[i];
+
+		snprintf(at->path, sizeof(at->path), "%s%s", folder, found[i]->d_name);
+		ask(admin, at);
+		free(found[i]);
+	}
+	ret_stores->n = (uint32_t)n;
+	free(found);
+	return 0;
+}
+
+static const char *name_of(const struct kvt_store_at *at)
+{
+	const char *slash = strrchr(at->path, '/');
+
+	return slash ? slash + 1 : at->path;
+}
+
+/* True if both are sockets of one store, for two of its instances. */
+static bool are_one(const struct kvt_store_at *one, const struct kvt_store_at *other)
+{
+	return !one->error.code && !other->error.code && one->seen.pid != 0 &&
+	       one->seen.pid == other->seen.pid;
+}
+
 /* ---- status */
 
-static void status_text(const char *path, const struct kvt_store_status *status)
-{
 #define N(name) ((unsigned long long)status->name)
-	char first[32], second[32];
 
-	printf("kvtstored on %s, up %s%s\n", path, kvt_age_text(status->uptime_ns, first,
-	       sizeof(first)), status->connected ? "" : ", without a daemon");
-	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory; the pool has %llu\n", N(pages),
-	       N(room_pages), kvt_percent(status->pages, status->room_pages),
-	       kvt_size_text(status->ram_bytes, first, sizeof(first)), N(pool_pages));
+static void host_text(const char *path, const struct kvt_store_status *status)
+{
+	char text[32];
+
+	printf("kvtstored on %s, up %s%s\n", path, kvt_age_text(status->uptime_ns, text,
+	       sizeof(text)), status->connected ? "" : ", without a daemon");
+	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory\n", N(pages), N(room_pages),
+	       kvt_percent(status->pages, status->room_pages),
+	       kvt_size_text(status->ram_bytes, text, sizeof(text)));
 	if (status->instances > 1)
 		printf("  shared by %llu instances, as are file and distributed store\n",
 		       N(instances));
@@ -29,7 +101,7 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 		printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in "
 		       "time, %llu read, %llu damaged\n", N(file_pages), N(file_room_pages),
 		       kvt_percent(status->file_pages, status->file_room_pages),
-		       kvt_size_text(status->file_bytes, first, sizeof(first)),
+		       kvt_size_text(status->file_bytes, text, sizeof(text)),
 		       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 		       N(file_bad_pages));
 	if (status->helper_starts)
@@ -38,6 +110,13 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 		       status->helper_ready ? "ready" : "not ready: the store's log says why",
 		       N(helper_starts), N(helper_written_pages), N(helper_dropped_pages),
 		       N(helper_read_pages), N(helper_bad_pages));
+}
+
+static void instance_text(const struct kvt_store_status *status)
+{
+	char text[32];
+
+	printf("pool\n  %llu pages\n", N(pool_pages));
 	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));
@@ -49,8 +128,40 @@ static void status_text(const char *path, const struct kvt_store_status *status)
 	       N(recomputed_pages));
 	printf("%s\n  %s ago; %llu pages computed since\n",
 	       status->loaded_pages ? "last load" : "started, nothing loaded",
-	       kvt_age_text(status->unloaded_ns, second, sizeof(second)), N(unloaded_pages));
+	       kvt_age_text(status->unloaded_ns, text, sizeof(text)), N(unloaded_pages));
+}
+
 #undef N
+
+/* Tell what the store has once, then what each of its instances in this folder did. Returns true
+ * if nothing is wrong. */
+static bool status_text(const struct kvt_admin *admin, const struct kvt_store_at *own)
+{
+	struct stores stores = { .n = 0 };
+	bool good = true;
+
+	host_text(own->path, &own->seen.status);
+	if (own->seen.status.instances <= own->seen.status.connected ||
+	    ask_all(admin, own->path, &stores) != 0) {
+		instance_text(&own->seen.status);
+		if (*own->alarm)
+			printf("ALARM: %s\n", own->alarm);
+		return !*own->alarm;
+	}
+	for (uint32_t i = 0; i < stores.n; i++) {
+		const struct kvt_store_at *at = &stores.all[i];
+
+		if (!are_one(at, own))
+			continue;
+		printf("\n%s%s\n", name_of(at), at->seen.status.connected ? "" :
+		       ", without a daemon");
+		instance_text(&at->seen.status);
+		if (*at->alarm)
+			printf("ALARM: %s\n", at->alarm);
+		good &= !*at->alarm;
+	}
+	free(stores.all);
+	return good;
 }
 
 static void put_instance(struct kvt_json *json, const uint64_t instance[2])
@@ -59,33 +170,35 @@ static void put_instance(struct kvt_json *json, const uint64_t instance[2])
 			(unsigned long long)instance[1]);
 }
 
+static void put_store(struct kvt_json *json, const struct kvt_store_at *at)
+{
+	kvt_json_open(json, NULL, '{');
+	kvt_json_string(json, "socket", at->path);
+	if (!at->error.code) {
+		put_instance(json, at->seen.instance);
+		kvt_json_u64(json, "pid", (uint64_t)at->seen.pid);
+		kvt_json_store(json, &at->seen.status);
+	}
+	kvt_json_string(json, "alarm", *at->alarm ? at->alarm : NULL);
+	kvt_json_close(json, '}');
+}
+
 static int store_status(const struct kvt_admin *admin, const char *path)
 {
 	struct kvt_json json = { .comma = false };
-	struct kvt_store_seen seen;
-	struct kvt_error error;
-	char alarm[400];
-	bool wrong;
+	struct kvt_store_at own = { .error.code = 0 };
 
-	if (kvt_store_ask(path, KVT_STORE_STATUS, admin->timeout_ns, &seen, &error) != 0) {
-		fprintf(stderr, "kvtctl store: %s\n", error.text);
+	snprintf(own.path, sizeof(own.path), "%s", path);
+	ask(admin, &own);
+	if (own.error.code) {
+		fprintf(stderr, "kvtctl store: %s\n", own.error.text);
 		return KVT_EXIT_CONNECT;
 	}
-	wrong = kvt_store_alarm(&seen.status, alarm, sizeof(alarm));
-	if (!admin->json) {
-		status_text(path, &seen.status);
-		if (wrong)
-			printf("ALARM: %s\n", alarm);
-	} else {
-		kvt_json_open(&json, NULL, '{');
-		kvt_json_string(&json, "socket", path);
-		put_instance(&json, seen.instance);
-		kvt_json_store(&json, &seen.status);
-		kvt_json_string(&json, "alarm", wrong ? alarm : NULL);
-		kvt_json_close(&json, '}');
-		kvt_admin_print(&json);
-	}
-	return wrong ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+	if (!admin->json)
+		return status_text(admin, &own) ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;
+	put_store(&json, &own);
+	kvt_admin_print(&json);
+	return *own.alarm ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
 }
 
 /* ---- drop */
@@ -104,7 +217,10 @@ static int store_drop(const struct kvt_admin *admin, const char *path)
 	}
 	pages = seen.status.pages + seen.status.file_pages;
 	if (!admin->json) {
-		printf("dropped %llu pages\n", (unsigned long long)pages);
+		printf("dropped %llu pages", (unsigned long long)pages);
+		if (seen.status.instances > 1)
+			printf(" of %llu instances", (unsigned long long)seen.status.instances);
+		printf("\n");
 		return KVT_EXIT_OK;
 	}
 	kvt_json_open(&json, NULL, '{');
@@ -122,12 +238,14 @@ static const struct kvt_column list_columns[] = {
 	{ "LAST LOAD", 10, 1, false }, { "  ", -40, 0, false },
 };
 
-static void list_text(const struct kvt_table *table, struct kvt_text *text, const char *name,
-		      const struct kvt_store_status *status, const char *wrong)
+/* Add a row. What a store has stands in the row of the first of its instances. */
+static void list_text(const struct kvt_table *table, struct kvt_text *text,
+		      const struct kvt_store_at *at, const struct kvt_store_at *first)
 {
-	char numbers[5][24], age[32] = "never";
-	const char *cells[] = { name, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
-				age, wrong };
+	const struct kvt_store_status *status = &at->seen.status;
+	char numbers[5][24], age[32] = "never", with[400] = "";
+	const char *cells[] = { name_of(at), numbers[0], numbers[1], numbers[2], numbers[3],
+				numbers[4], age, *at->alarm ? at->alarm : with };
 	const uint64_t values[] = { status->pages, status->room_pages, status->fetches,
 				    status->hits, status->loaded_pages };
 
@@ -135,44 +253,23 @@ static void list_text(const struct kvt_table *table, struct kvt_text *text, cons
 		snprintf(numbers[i], sizeof(numbers[i]), "%llu", (unsigned long long)values[i]);
 	if (status->loaded_pages)
 		kvt_age_text(status->unloaded_ns, age, sizeof(age));
+	if (first != at) {
+		snprintf(with, sizeof(with), "one store with %s", name_of(first));
+		numbers[0][0] = numbers[1][0] = '\0';
+	}
 	kvt_table_row(table, text, cells);
 	kvt_text_add(text, "\n", 1);
 }
 
-static int is_store(const struct dirent *entry)
+/* The first socket of the store that `at` is one of. */
+static const struct kvt_store_at *first_of(const struct stores *stores,
+					   const struct kvt_store_at *at)
 {
-	size_t n = strlen(entry->d_name);
+	const struct kvt_store_at *first = stores->all;
 
-	return n > 6 && strcmp(entry->d_name + n - 6, ".store") == 0;
-}
-
-/* Add one store to the list. Returns true if nothing is wrong with it. */
-static bool list_one(const struct kvt_admin *admin, const char *path, struct kvt_json *json,
-		     const struct kvt_table *table, struct kvt_text *text)
-{
-	struct kvt_store_seen seen = { .instance = { 0 } };
-	struct kvt_error error;
-	char alarm[400] = "";
-	const char *wrong = alarm;
-	const char *name = strrchr(path, '/') + 1;
-
-	if (kvt_store_ask(path, KVT_STORE_STATUS, admin->timeout_ns, &seen, &error) != 0)
-		wrong = error.text;
-	else
-		kvt_store_alarm(&seen.status, alarm, sizeof(alarm));
-	if (!admin->json) {
-		list_text(table, text, name, &seen.status, wrong);
-		return !*wrong;
-	}
-	kvt_json_open(json, NULL, '{');
-	kvt_json_string(json, "socket", path);
-	if (wrong != error.text) {
-		put_instance(json, seen.instance);
-		kvt_json_store(json, &seen.status);
-	}
-	kvt_json_string(json, "alarm", *wrong ? wrong : NULL);
-	kvt_json_close(json, '}');
-	return !*wrong;
+	while (first != at && !are_one(first, at))
+		first++;
+	return first;
 }
 
 static int store_list(const struct kvt_admin *admin, const char *own)
@@ -180,36 +277,31 @@ static int store_list(const struct kvt_admin *admin, const char *own)
 	struct kvt_json json = { .comma = false };
 	struct kvt_text text = { 0 };
 	struct kvt_table table;
-	struct dirent **found;
-	char folder[KVT_STORE_PATH_BYTES], path[KVT_STORE_PATH_BYTES + 256];
+	struct stores stores = { .n = 0 };
 	bool good = true;
-	int n;
 
-	snprintf(folder, sizeof(folder), "%s%s", strchr(own, '/') ? "" : "./", own);
-	*(strrchr(folder, '/') + 1) = '\0';
-	n = scandir(folder, &found, is_store, alphasort);
-	if (n < 0) {
-		fprintf(stderr, "kvtctl store: %s: %s\n", folder, strerror(errno));
+	if (ask_all(admin, own, &stores) != 0)
 		return KVT_EXIT_CONNECT;
-	}
 	kvt_json_open(&json, NULL, '[');
 	kvt_table_begin(&table, list_columns, sizeof(list_columns) / sizeof(list_columns[0]),
 			kvt_window_columns());
 	kvt_table_row(&table, &text, NULL);
 	kvt_text_add(&text, "\n", 1);
-	for (int i = 0; i < n; i++) {
-		snprintf(path, sizeof(path), "%s%s", folder, found[i]->d_name);
-		good &= list_one(admin, path, &json, &table, &text);
-		free(found[i]);
+	for (uint32_t i = 0; i < stores.n; i++) {
+		const struct kvt_store_at *at = &stores.all[i];
+
+		put_store(&json, at);
+		list_text(&table, &text, at, first_of(&stores, at));
+		good &= !*at->alarm;
 	}
-	free(found);
 	kvt_json_close(&json, ']');
 	if (admin->json)
 		kvt_admin_print(&json);
-	else if (n > 0)
+	else if (stores.n > 0)
 		fwrite(text.bytes, 1, text.used, stdout);
 	else
-		printf("no stores in %s\n", folder);
+		printf("no stores in %s\n", stores.folder);
+	free(stores.all);
 	kvt_json_free(&json);
 	kvt_text_free(&text);
 	return good ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;

@@ -82,6 +82,8 @@ static int ask(int fd, uint16_t type, int64_t until_ns, struct kvt_store_seen *r
 	struct kvt_message head = { .magic = KVT_STORE_MAGIC, .type = type, .version = KVT_ABI,
 				    .bytes = sizeof(head) };
 	struct kvt_store_welcome welcome;
+	struct ucred who = { .pid = 0 };
+	socklen_t who_bytes = sizeof(who);
 	/* The descriptor of the key area is closed by the kernel. */
 	int rc = receive(fd, KVT_STORE_WELCOME, &welcome, sizeof(welcome), until_ns);
 
@@ -91,6 +93,8 @@ static int ask(int fd, uint16_t type, int64_t until_ns, struct kvt_store_seen *r
 		return -errno;
 	rc = receive(fd, type, &ret_seen->status, sizeof(ret_seen->status), until_ns);
 	memcpy(ret_seen->instance, welcome.instance, sizeof(ret_seen->instance));
+	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_bytes);
+	ret_seen->pid = who.pid;
 	return rc ? rc : ret_seen->status.head.result;
 }
 

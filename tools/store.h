@@ -24,6 +24,7 @@ int kvt_store_path(const char *daemon_path, char ret_path[KVT_STORE_PATH_BYTES])
 /** What a store answered. */
 struct kvt_store_seen {
 	uint64_t instance[2]; /* of its daemon */
+	int pid; /* of the store, which may serve several instances; 0: not known here */
 	struct kvt_store_status status;
 };
 

@@ -158,6 +158,8 @@ TEST_WITH(a_daemon_that_was_killed_leaves_what_it_had, start, stop)
 	end_worker(&sides[0]);
 	kvt_test_equal(serve(1, 1), N - PAGE);
 	kvt_test_equal(serve(2, 2), 0);
+	while (kvt_test_store_status(&sides[1].peer).instances != SIDES - 1)
+		;
 	kvt_test_daemon_start(&sides[0].daemon, NULL);
 	kvt_test_check(kvt_test_store_await(&sides[0].store, "connected again"));
 	kvt_test_peer_close(&sides[0].peer); /* it was dropped, with the pool that it asked for */

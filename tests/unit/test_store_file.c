@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file tier below a small memory, on a real file.
  *
- * Inputs: pages with a number in name and bytes; what a crash, a disk or a user does to the file.
+ * Inputs: pages with a number in name, bytes and time; what a crash, a disk or a user does to the
+ * file.
  * Invariants: a page that comes back has its bytes; what is lost is absent and counted. */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +19,7 @@
 #define RECORD (2 * KVT_FILE_BLOCK)
 #define RAM_PAGES 16u
 #define SLOTS 32u
+#define COPIED 1700000000u /* time of page 0 */
 #define SLOT_BYTES (KVT_FILE_BLOCK + RECORD)
 #define FILE_BYTES (SLOTS * (SLOT_BYTES + 24ull) + 2 * KVT_FILE_BLOCK)
 
@@ -95,6 +97,7 @@ static void put(uint32_t i)
 	memset(kvt_tier_record(&tier, entry), (int)i, RECORD);
 	kvt_index_publish(&tier.index, entry, &page, 0);
 	tier.index.entries[entry].used = 1;
+	tier.index.entries[entry].time = COPIED + i;
 }
 
 static void settle(void)
@@ -129,7 +132,7 @@ static void store_pages(uint32_t first, uint32_t n)
 	}
 }
 
-/* Read a page back. False: it is absent. */
+/* Read a page back, with the time of its copy. False: it is absent. */
 static bool comes_back(uint32_t i)
 {
 	struct kvt_chain page = name(i), none = { { 0 } };
@@ -146,6 +149,7 @@ static bool comes_back(uint32_t i)
 	record = kvt_tier_record(&tier, (uint32_t)entry);
 	for (uint32_t b = 0; b < RECORD; b++)
 		assert_int_equal(record[b], (uint8_t)i);
+	assert_int_equal(tier.index.entries[entry].time, COPIED + i);
 	kvt_tier_unpin(&tier, (uint32_t)entry, false);
 	kvt_index_drop(&tier.index, (uint32_t)entry);
 	return true;
@@ -369,6 +373,25 @@ TEST_WITH(a_device_that_cannot_be_written_is_not_used_again, start, stop)
 	assert_int_equal(file->slots.n_found, 0);
 }
 
+/* Also its slots: the start after a crash reads them. */
+TEST_WITH(a_file_of_another_version_is_emptied, start, stop)
+{
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		store_pages(1, 5);
+		close_file(true);
+		damage(offsetof(struct kvt_file_head, format), "\1", 1);
+		assert_int_equal(open_file(), 0);
+		for (uint32_t i = 1; i <= 5; i++)
+			assert_false(comes_back(i));
+		close_file(orderly);
+		assert_int_equal(open_file(), 0);
+		for (uint32_t i = 1; i <= 5; i++)
+			assert_false(comes_back(i));
+		store_pages(1, 1);
+		assert_true(comes_back(1));
+	}
+}
+
 TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 {
 	for (uint32_t orderly = 0; orderly < 2; orderly++) {
@@ -473,7 +496,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		unlink(path);
 		close(open(path, O_WRONLY | O_CREAT, 0600));
 		if (i == 2)
-			memcpy(text, "KVTFILE", 8);
+			memcpy(text, "KVTFILE\0\2", 9); /* of this version */
 		damage(0, text, bytes);
 		must_say(i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);

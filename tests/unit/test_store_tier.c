@@ -194,6 +194,15 @@ TEST_WITH(pages_of_a_path_are_found_by_their_keys, start, stop)
 	assert_int_not_equal(find(100, 2), 0);
 }
 
+TEST_WITH(a_page_has_the_time_of_its_copy, start, stop)
+{
+	uint32_t before = (uint32_t)time(NULL);
+
+	store_at(0, (const uint32_t[]){ 7 }, 1, 100);
+	assert_int_equal(copy_all(), 1);
+	assert_in_range(tier.index.entries[find(100, 0)].time, before, time(NULL));
+}
+
 TEST_WITH(a_record_has_all_pieces_of_all_slabs, start, stop)
 {
 	uint8_t expected[2 * BYTES], back[2][PAGES * BYTES];
