@@ -97,19 +97,34 @@ def _launch(original: Any, scheduler: Any, batch: Any, *arguments: Any, **option
 
 
 def _extend(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
-    return _with_batch(original, batch, arguments, options, 0)
+    """A part of each prompt."""
+    return _with_rows(batch.tree_cache,
+                      lambda: zip(batch.reqs, batch.prefix_lens, batch.seq_lens_cpu.tolist()),
+                      lambda: original(batch, *arguments, **options))
 
 
 def _decode(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
-    return _with_batch(original, batch, arguments, options, 1)
+    """One token of each request."""
+    return _with_rows(batch.tree_cache,
+                      lambda: ((req, length, length + 1) for req, length in
+                               zip(batch.reqs, batch.seq_lens_cpu.tolist())),
+                      lambda: original(batch, *arguments, **options))
 
 
-def _with_batch(original: Any, batch: Any, arguments: Any, options: Any, decoded: int) -> Any:
-    allocator = batch.tree_cache.token_to_kv_pool_allocator
+def _speculate(original: Any, cache: Any, *arguments: Any, **options: Any) -> Any:
+    """Slots of draft tokens, of which a request keeps those that are accepted."""
+    return _with_rows(cache, lambda: zip(options["reqs"], options["cur_kv_lens_cpu"].tolist(),
+                                         options["nxt_kv_lens_cpu"].tolist()),
+                      lambda: original(cache, *arguments, **options))
+
+
+def _with_rows(cache: Any, rows: Any, original: Any) -> Any:
+    """Let SGLang allocate rows: requests, and the positions of each, from and to."""
+    allocator = cache.token_to_kv_pool_allocator
     if getattr(allocator, "leases", None) is None:
-        return original(batch, *arguments, **options)
-    with allocator.rows_of(batch, decoded):
-        return original(batch, *arguments, **options)
+        return original()
+    with allocator.rows_of(list(rows())):
+        return original()
 
 
 def _arrive(original: Any, scheduler: Any, req: Any, *arguments: Any, **options: Any) -> Any:
@@ -211,6 +226,8 @@ HOOKS = dict((
          _extend),
     _row(_SRT + "mem_cache.allocation.alloc_for_decode_default", "the same of the next token",
          _decode),
+    _row(_SRT + "mem_cache.allocation.alloc_for_spec_decode", "the same of draft tokens",
+         _speculate),
     _row(_MANAGERS + "schedule_policy.PrefillAdder.add_one_req",
          "a request is admitted with a lease", _admit),
     _row(_SRT + "mem_cache.common.touch_waiting_prefix",

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import pathlib
 import sys
-from typing import Optional
+from typing import Optional, Sequence
 
 from .. import Geometry, __version__, _doctor, _flags, _prove
 from .._texts import Size
@@ -20,9 +20,9 @@ from . import HOOKS, NAME, compat
 
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
-             device: str = "cpu", replicas: int = 1) -> _flags.Commands:
-    """What to start. ValueError: the pool is too small, or the model cannot be shared. OSError: it
-    is not here."""
+             device: str = "cpu", replicas: int = 1, drafts: Sequence[str] = ()) -> _flags.Commands:
+    """What to start. drafts: SGLang's options of speculative decoding. ValueError: the pool is too
+    small, or the model cannot be shared. OSError: it is not here."""
     folder = model_folder(model)
     shape = _flags.geometry(folder, page_size, kv_type, ranks)
     if shape["kv_layout"] != "latent":
@@ -45,6 +45,7 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
               "--dtype", types.get(shape["kv_type"], "auto")]
     engine += ["--disable-hybrid-swa-memory"] if shape["windows"] else []
     engine += ["--kv-cache-dtype", kv_type] if kv_type == "fp8_e4m3" else []
+    engine += drafts
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
     engine += ["--dp-size", str(replicas)] if replicas > 1 else []
     variables = _flags.engine_environment(
@@ -53,6 +54,12 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
         cpus = "|".join(_flags.cpu_shares(2, ranks * replicas)[0])
         variables += ["SGLANG_USE_CPU_ENGINE=1", f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
     return _flags.Commands(daemon, variables, engine)
+
+
+def _drafts(arguments: argparse.Namespace) -> list[str]:
+    """SGLang's options of speculative decoding."""
+    algorithm = arguments.speculative_algorithm
+    return ["--speculative-algorithm", algorithm] if algorithm else []
 
 
 def flags(arguments: argparse.Namespace) -> int:
@@ -67,7 +74,7 @@ def flags(arguments: argparse.Namespace) -> int:
                                      arguments.pool)
             pool, why = division.pool, division.why
         made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
-                        arguments.device, replicas)
+                        arguments.device, replicas, _drafts(arguments))
     except (ValueError, OSError) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 1
@@ -93,7 +100,7 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
     """What to prove: the commands that flags() prints, with a small pool and short prompts."""
     def made(pool: int) -> _flags.Commands:
         return commands(arguments.model, arguments.page_size, pool, arguments.kv_type,
-                        arguments.tp_size, arguments.device)
+                        arguments.tp_size, arguments.device, drafts=_drafts(arguments))
 
     daemon, pool = _prove.daemon_options(made(8 << 30).daemon, size.positions)
     _, variables, engine = made(pool)
@@ -173,6 +180,8 @@ def main() -> int:
                           help="ranks, each with a slab of the pool (1)")
         each.add_argument("--kv-type", help="bf16, fp16, fp32 or fp8_e4m3; default: that of the "
                           "weights")
+        each.add_argument("--speculative-algorithm", choices=["NGRAM"],
+                          help="as SGLang's: what drafts tokens (nothing)")
         each.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")

@@ -9,6 +9,8 @@ from typing import Any, Iterator, Optional
 
 import numpy as np
 import torch
+from sglang.srt.mem_cache.allocation_sizing import (get_alloc_reserve_per_decode,
+                                                    page_aligned_decode_alloc_lens)
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
@@ -321,10 +323,9 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         self.num_pages = size // page_size
         self.leases = Leases(kvcache.kvtrunk.client, n_ranks=ranks().world_size, socket=socket())
         self.reading = Reading(0, 0, self.num_pages)
-        self._batch: Any = None
+        self._rows: Optional[list[tuple[Any, int, int]]] = None
         self._stream: Any = None
         """The stream of the last forward pass, on a device."""
-        self._decoded = 0
         self.clear()
 
     # ---- what SGLang's own allocators have
@@ -355,8 +356,17 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
                               spec_algorithm: Any = None) -> bool:
         """Get the pages of the next decode step. False: SGLang retracts requests; all of them when
         the daemon is gone, to compute them again on the pool of the next."""
-        return not self.leases.lost and all(self.leases.room(req.last_node, req.kv.kv_allocated_len + 1)
-                   for req in requests or ())
+        return not self.leases.lost and all(
+            self.leases.room(req.last_node, self._next(req, spec_algorithm))
+            for req in requests or ())
+
+    def _next(self, req: Any, spec_algorithm: Any) -> int:
+        """Positions that the row of a request has after the next decode step."""
+        if spec_algorithm is None or spec_algorithm.is_none():
+            return int(req.kv.kv_allocated_len) + 1
+        _, [end], _ = page_aligned_decode_alloc_lens(
+            [req], reserve=get_alloc_reserve_per_decode(), page_size=self.page_size)
+        return int(end)
 
     # ---- devices
 
@@ -377,14 +387,13 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
     # ---- rows
 
     @contextlib.contextmanager
-    def rows_of(self, batch: Any, decoded: int) -> Iterator[None]:
-        """What is allocated meanwhile is for this batch: `decoded` positions behind each of its
-        requests' sequences, or with 0 what it extends them by."""
-        self._batch, self._decoded = batch, decoded
+    def rows_of(self, rows: list[tuple[Any, int, int]]) -> Iterator[None]:
+        """What is allocated meanwhile is for these requests: positions of each, from and to."""
+        self._rows = rows
         try:
             yield
         finally:
-            self._batch = None
+            self._rows = None
 
     def alloc(self, need_size: int) -> Any:
         return self._slots()
@@ -397,21 +406,17 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
 
     def _slots(self) -> Any:
         """int64 slots of all positions, in the order of the batch's requests."""
-        batch = self._batch
-        if batch is None:
+        rows = self._rows
+        if rows is None:
             raise RuntimeError("SGLang allocates KV outside of a batch, which kvtrunk does not "
                                "expect: leave --radix-cache-backend out and report it")
-        ends = batch.seq_lens_cpu.tolist()
-        if self._decoded:
-            starts, ends = ends, [end + 1 for end in ends]
-        else:
-            starts = list(batch.prefix_lens)
-        if not all(self.leases.room(req.last_node, end) for req, end in zip(batch.reqs, ends)):
+        if not all(self.leases.room(req.last_node, end) for req, _, end in rows):
             return None
         parts = []
-        for req, start, end in zip(batch.reqs, starts, ends):
-            self.leases.give(req.last_node, end)
-            parts.append(self._host_slots(req.last_node, start, end))
+        for req, start, end in rows:
+            if start < end:
+                self.leases.give(req.last_node, end)
+                parts.append(self._host_slots(req.last_node, start, end))
         return torch.cat(parts).to(self.device, non_blocking=True)
 
     def slots(self, lease: Lease, start: int, end: int) -> Any:

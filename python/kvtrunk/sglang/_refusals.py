@@ -42,8 +42,8 @@ STORE = ("leave it out. To keep in host memory what the pool evicts, start kvtst
          "daemon")
 
 RULES = (
-    Rule("--speculative-algorithm", "speculative_algorithm", _OFF,
-         "draft layers have no place in the shared pages: leave it out"),
+    Rule("--speculative-algorithm", "speculative_algorithm", (*_OFF, "NGRAM"),
+         "draft layers have no place in the shared pages: use NGRAM, or leave it out"),
     Rule("--enable-hierarchical-cache", "enable_hierarchical_cache", _OFF,
          f"it is of one engine: {STORE}"),
     Rule("--enable-lmcache", "enable_lmcache", _OFF, f"it is another prefix cache: {STORE}"),

@@ -58,6 +58,11 @@ NAMES: dict[str, tuple[str, ...]] = {
         "free_index", "start_pos"),
     "sglang.srt.mem_cache.allocation.alloc_for_extend": ("batch",),
     "sglang.srt.mem_cache.allocation.alloc_for_decode_default": ("batch", "token_per_req"),
+    "sglang.srt.mem_cache.allocation.alloc_for_spec_decode": (
+        "tree_cache", "reqs", "cur_kv_lens_cpu", "nxt_kv_lens_cpu"),
+    "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": (),
+    "sglang.srt.mem_cache.allocation_sizing.page_aligned_decode_alloc_lens": (
+        "reqs", "reserve", "page_size"),
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": ("req",),
     "sglang.srt.managers.schedule_policy.PrefillAdder.rem_total_tokens": (),
     "sglang.srt.managers.schedule_policy.CLIP_MAX_NEW_TOKENS": (),

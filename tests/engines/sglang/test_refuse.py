@@ -18,7 +18,7 @@ def options(**more):
 
 
 @pytest.mark.parametrize("option, value, flag", [
-    ("speculative_algorithm", "EAGLE", "--speculative-algorithm"),
+    ("speculative_algorithm", "EAGLE", "--speculative-algorithm EAGLE: .* use NGRAM"),
     ("enable_hierarchical_cache", True, "--enable-hierarchical-cache True: .* start kvtstored"),
     ("enable_lmcache", True, "--enable-lmcache True: .* start kvtstored"),
     ("disaggregation_mode", "decode", "--disaggregation-mode"),

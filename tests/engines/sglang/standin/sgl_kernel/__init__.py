@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-in for SGLang's compiled CPU kernels, which no package index has. A dense model with
---attention-backend torch_native calls one of them; each other raises when it is called."""
+--attention-backend torch_native calls one of them, and with speculative decoding those of drafts;
+each other raises when it is called."""
 import os
 
 import torch
+from sgl_kernel.drafts import (assign_draft_cache_locs_contiguous_cpu,  # noqa: F401
+                               assign_extend_cache_locs_cpu, build_tree_kernel_efficient_cpu,
+                               copy_all_layer_kv_cache_cpu, fill_accept_out_cache_loc_cpu,
+                               fill_bonus_tokens_cpu, verify_tree_greedy_cpu)
 
 
 def assign_req_to_token_pool_cpu(rows, req_to_token, starts, ends, slots, _stride):

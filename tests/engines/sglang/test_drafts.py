@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding of whole engines on one pool: texts and acceptance are those without kvtrunk,
+and another engine reuses what drafts brought. SGLang's kernels are those of the stand-in."""
+import itertools
+import os
+import re
+
+import model
+import pytest
+from conftest import geometry
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
+from kills import kill_at, order  # noqa: F401
+
+from kvtrunk import testing
+from kvtrunk._pages import Pattern
+
+SEEDS = itertools.count(1)
+POSITIONS = 4096
+GRAMS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8,
+         "speculative_ngram_min_bfs_breadth": 1}
+# Of each: layers beside the model's, page size, options. Pages of several positions go with trees on
+# devices only.
+KINDS = {
+    "NGRAM": (0, 16, {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}),
+    "NGRAM, trees": (0, 1, {**GRAMS, "speculative_ngram_max_bfs_breadth": 4}),
+}
+MOST = list(KINDS) if "ENGINES_LONG" in os.environ else ["NGRAM"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model whose next token depends mostly on the last one: a draft can guess it."""
+    return model.write(tmp_path_factory.mktemp("model"), embedding=150)
+
+
+class Kind:
+    """How engines of a test draft."""
+
+    def __init__(self, name):
+        self.n_layers, self.page, self.options = KINDS[name]
+        self.behind = int(self.n_layers > 0)
+        """Tokens behind a position that its KV depends on."""
+
+    def reusable(self, positions):
+        """Positions in front of the last one, in whole pages."""
+        return (positions - 1) // self.page * self.page
+
+
+@pytest.fixture(scope="module", params=MOST)
+def kind(request):
+    return Kind(request.param)
+
+
+@pytest.fixture(scope="module")
+def daemon(kind):
+    with testing.daemon(supervise=True, coalesce_threshold=0, **geometry(
+            n_layers=2 + kind.n_layers, page_size=kind.page,
+            n_pages=POSITIONS // kind.page)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engines(kind, daemon, start, order):  # noqa: F811
+    """One that drafts and has a cache of its own, one on the pool, and one there that computes a
+    page of each reuse itself, and compares."""
+    sizes = {"page_size": kind.page, "max_total_tokens": POSITIONS - kind.page, **kind.options}
+    return started(start(**sizes), start(daemon, environment={"KILL": str(order)}, **sizes),
+                   start(daemon, environment={"KVTRUNK_CHECK_EVERY": "1"}, **sizes))
+
+
+def texts(seed, n=4, length=90):
+    """Prompts of which a part comes again: there NGRAM guesses."""
+    return [(prompt(seed + i, 16) * (length // 16 + 1))[:length] for i in range(n)]
+
+
+def tokens(answers):
+    return [answer["tokens"] for answer in answers]
+
+
+def accepted(engine):
+    """The mean lengths of what steps accepted, as the engine logs them."""
+    return [float(length) for length in re.findall(r"accept len: ([\d.]+)", engine.said())]
+
+
+def test_what_drafts_brought_is_reused(daemon, engines, kind):
+    private, a, b = engines
+    asked = texts(100)
+    said = tokens(private.generate(*asked, max_tokens=100))
+    assert tokens(a.generate(*asked, max_tokens=100)) == said
+    assert accepted(a) == accepted(private)
+    again = tokens(private.generate(*asked, max_tokens=100)), tokens(
+        a.generate(*asked, max_tokens=100, salt="again"))  # NGRAM has seen the answers
+    assert again == (said, said) and max(accepted(a)) > 1.1
+    until(all_pages_are_back, daemon)
+    turns = [text + more + prompt(300 + i, 30) for i, (text, more) in enumerate(zip(asked, said))]
+    expected = tokens(private.generate(*turns, max_tokens=40))
+    for salt in None, "again":
+        answers = b.generate(*turns, max_tokens=40, salt=salt)
+        assert tokens(answers) == expected
+        least = kind.reusable(190) - kind.page  # one page is checked
+        # Accepted drafts may have brought the KV of the last token, too.
+        assert all(answer["cached"] in (least, least + (kind.page == 1)) for answer in answers)
+    assert counters(daemon).suspected_pages == 0
+    expect_nothing_held(daemon)
+
+
+def test_a_page_is_found_only_with_all_that_its_kv_depends_on(engines, kind):
+    """Of draft layers that is the token behind it, too."""
+    private, a, _ = engines
+    head = prompt(next(SEEDS), 2 * 16)
+    found = []
+    for behind in [7, 8], [7, 9], [8, 9]:
+        expected = tokens(private.generate(head + behind))
+        answers = a.generate(head + behind)
+        assert tokens(answers) == expected
+        found.append(answers[0]["cached"])
+    more = kind.page == 1  # the 7 was there, too
+    assert found == [0, 32 + more - more * kind.behind, 32 - kind.page * kind.behind]
+
+
+def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines, kind):
+    """And no page of others changes: drafts, and what is moved when a branch of a tree is accepted,
+    lie in pages of their request."""
+    private, a, b = engines
+    asked = {engine: texts(next(SEEDS) * 9, 8, 340) for engine in (a, b)}
+    expected = {engine: tokens(private.generate(*some, max_tokens=100))
+                for engine, some in asked.items()}
+    with daemon.connect() as client:
+        pattern = Pattern(client, POSITIONS // kind.page // 3)
+        for engine, some in asked.items():
+            engine.ask(do="generate", prompts=some, max_tokens=100)
+        for engine in asked:
+            assert tokens(engine.answer()) == expected[engine]
+        assert not pattern.changed()
+        pattern.close()
+    expect_nothing_held(daemon)
+
+
+def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
+    private, a, b = engines
+    asked = texts(next(SEEDS) * 9, 4, 400)
+    expected = tokens(private.generate(*asked, max_tokens=40))
+    with daemon.connect(observe=True) as observer:
+        before = observer.counters().inserted_pages
+        for engine in (a, b):
+            engine.ask(do="generate", prompts=asked, max_tokens=40)
+        while observer.counters().inserted_pages == before:
+            pass
+    daemon.kill()
+    for engine in (a, b):
+        assert tokens(engine.answer()) == expected
+    expect_nothing_held(daemon)
+
+
+def test_a_daemon_without_a_successor_is_computed_again(daemon, engines):
+    private, _, b = engines
+    asked = texts(next(SEEDS) * 9, 4, 400)
+    expected = tokens(private.generate(*asked, max_tokens=40))
+    with daemon.connect(observe=True) as observer:
+        before = observer.counters().inserted_pages
+        b.ask(do="generate", prompts=asked, max_tokens=40)
+        while observer.counters().inserted_pages == before:
+            pass
+    daemon.restart()
+    assert tokens(b.answer()) == expected
+    expect_nothing_held(daemon)
+
+
+def test_a_kill_while_it_drafts(daemon, engines, order):  # noqa: F811
+    private, a, b = engines
+    kill_at("EXTEND", "sglang::scheduler", daemon, order, [private, b, a])
