@@ -85,6 +85,7 @@ static void open_all(struct stores *stores, const struct bench_options *options,
 		     uint64_t page_bytes)
 {
 	char program[4096], why[512] = "";
+	const char *socket_path;
 	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
 				      "--queue-pages", "65536", NULL };
 
@@ -97,8 +98,9 @@ static void open_all(struct stores *stores, const struct bench_options *options,
 	memset(stores->memory, 1, COPY_BYTES);
 	stores->keys = bench_alloc(COPY_BYTES / page_bytes * PAGE_SIZE, sizeof(*stores->keys));
 	kvt_own_store_program(options->daemon, program, sizeof(program));
-	if (kvt_own_store_start(&stores->store, program, stores->daemon.socket_path, store_flags,
-				-1, why, sizeof(why)))
+	socket_path = stores->daemon.socket_path;
+	if (kvt_own_store_start(&stores->store, program, &socket_path, 1, store_flags, -1, why,
+				sizeof(why)))
 		bench_die("%s", why);
 	stores->asking = connect_to(&stores->daemon, NULL, &stores->asking_id);
 }

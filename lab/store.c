@@ -11,9 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "shm/assert.h"
 #include "tools/program.h"
 
-#define MAX_FLAGS 16
+#define MAX_FLAGS 16u
 #define PATIENCE_NS (60 * 1000000000ll) /* for its answer */
 
 void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes)
@@ -37,14 +38,18 @@ static void bind_to(int cpu)
 	sched_setaffinity(0, sizeof(set), &set);
 }
 
-static void run_store(const char *program, const char *socket_path, const char *const *flags,
-		      int cpu, int said, pid_t parent)
+static void run_store(const char *program, const char *const *socket_paths, uint32_t n_paths,
+		      const char *const *flags, int cpu, int said, pid_t parent)
 {
-	const char *arguments[MAX_FLAGS + 4] = { program, "--socket", socket_path };
-	unsigned int n = 3;
+	const char *arguments[2 * KVT_OWN_STORE_INSTANCES + MAX_FLAGS + 2] = { program };
+	unsigned int n = 1;
 
-	while (*flags && n < MAX_FLAGS + 3)
-		arguments[n++] = *flags++;
+	for (uint32_t i = 0; i < n_paths; i++) {
+		arguments[n++] = "--socket";
+		arguments[n++] = socket_paths[i];
+	}
+	for (uint32_t i = 0; i < MAX_FLAGS && flags[i]; i++)
+		arguments[n++] = flags[i];
 	bind_to(cpu);
 	dup2(said, STDERR_FILENO);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -55,8 +60,8 @@ static void run_store(const char *program, const char *socket_path, const char *
 	_exit(127);
 }
 
-/* Read lines until one says that it serves. -ECHILD: it ended; `why` has its last line. */
-static int await_serving(int said, char *why, size_t why_bytes)
+/* Read lines until n say that it serves. -ECHILD: it ended; `why` has its last line. */
+static int await_serving(int said, uint32_t n, char *why, size_t why_bytes)
 {
 	FILE *lines = fdopen(said, "r");
 	char line[512];
@@ -70,44 +75,78 @@ static int await_serving(int said, char *why, size_t why_bytes)
 	while (rc != 0 && fgets(line, sizeof(line), lines)) {
 		line[strcspn(line, "\n")] = '\0';
 		snprintf(why, why_bytes, "%s", line);
-		if (strstr(line, ": serving at "))
+		if (strstr(line, ": serving at ") && --n == 0)
 			rc = 0;
 	}
 	fclose(lines);
 	return rc;
 }
 
-int kvt_own_store_start(struct kvt_own_store *store, const char *program, const char *socket_path,
-			const char *const *flags, int cpu, char *why, size_t why_bytes)
+int kvt_own_store_start(struct kvt_own_store *store, const char *program,
+			const char *const *socket_paths, uint32_t n, const char *const *flags,
+			int cpu, char *why, size_t why_bytes)
 {
 	pid_t parent = getpid();
 	int ends[2], rc;
 
-	*store = (struct kvt_own_store){ .pid = 0 };
+	KVT_ASSERT(n > 0 && n <= KVT_OWN_STORE_INSTANCES);
+	*store = (struct kvt_own_store){ .n = n };
 	if (pipe2(ends, O_CLOEXEC) != 0)
 		return -errno;
 	fflush(NULL);
 	store->pid = fork();
 	if (store->pid == 0)
-		run_store(program, socket_path, flags, cpu, ends[1], parent);
+		run_store(program, socket_paths, n, flags, cpu, ends[1], parent);
 	close(ends[1]);
-	rc = await_serving(ends[0], why, why_bytes);
-	if (rc == 0)
-		rc = kvt_store_path(socket_path, store->path);
+	rc = await_serving(ends[0], n, why, why_bytes);
+	for (uint32_t i = 0; i < n && rc == 0; i++)
+		rc = kvt_store_path(socket_paths[i], store->paths[i]);
 	if (rc != 0)
 		kvt_own_store_stop(store);
 	return rc;
 }
 
+/* Add what an instance counts for itself. The rest is the same in each. */
+static void add_instance(struct kvt_store_status *sum, const struct kvt_store_status *status)
+{
+#define ADD(name) sum->name += status->name
+	ADD(pool_pages);
+	ADD(queued_pages);
+	ADD(dropped_pages);
+	ADD(copied_pages);
+	ADD(spoiled_copies);
+	ADD(refused_copies);
+	ADD(open_loads);
+	ADD(loading_pages);
+	ADD(loads);
+	ADD(cut_loads);
+	ADD(loaded_pages);
+	ADD(fetches);
+	ADD(hits);
+	ADD(computed_pages);
+	ADD(recomputed_pages);
+	ADD(unloaded_pages);
+#undef ADD
+}
+
 int kvt_own_store_status(const struct kvt_own_store *store, struct kvt_store_status *ret_status)
 {
+	struct kvt_store_status sum = { .connected = 0 };
 	struct kvt_store_seen seen;
 	struct kvt_error why;
-	int rc = kvt_store_ask(store->path, KVT_STORE_STATUS, PATIENCE_NS, &seen, &why);
 
-	if (rc == 0)
-		*ret_status = seen.status;
-	return rc;
+	for (uint32_t i = 0; i < store->n; i++) {
+		int rc = kvt_store_ask(store->paths[i], KVT_STORE_STATUS, PATIENCE_NS, &seen, &why);
+
+		if (rc != 0)
+			return rc;
+		if (i == 0)
+			sum = seen.status;
+		else
+			add_instance(&sum, &seen.status);
+	}
+	*ret_status = sum;
+	return 0;
 }
 
 void kvt_own_store_stop(struct kvt_own_store *store)

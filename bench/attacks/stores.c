@@ -28,7 +28,7 @@ static bool start(const struct attack_run *run, struct kvt_own_store *store, con
 	const char *flags[] = { "--ram-bytes", ram, "--load-percent", "60", NULL };
 	char why[512];
 
-	return kvt_own_store_start(store, run->store_program, run->socket_path, flags, -1, why,
+	return kvt_own_store_start(store, run->store_program, &run->socket_path, 1, flags, -1, why,
 				   sizeof(why)) == 0;
 }
 

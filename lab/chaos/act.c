@@ -327,7 +327,7 @@ bool chaos_start_store(struct chaos *chaos)
 		 (unsigned long long)chaos->options.store_pages * chaos->options.page_bytes);
 	snprintf(least, sizeof(least), "--min-positions=%u", chaos->options.page_size);
 	kvt_own_store_program(chaos->options.daemon, program, sizeof(program));
-	if (kvt_own_store_start(&chaos->store, program, chaos->daemon.socket_path, flags, -1, why,
+	if (kvt_own_store_start(&chaos->store, program, &chaos->socket_path, 1, flags, -1, why,
 				sizeof(why)) == 0)
 		return true;
 	chaos_wrong(chaos, "the store: %s", why);

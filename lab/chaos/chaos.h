@@ -11,7 +11,9 @@
 #include <stdint.h>
 
 #include "lab/chaos/pulse.h"
+#include "lab/daemon.h"
 #include "lab/replay/replay.h"
+#include "lab/store.h"
 
 enum chaos_action {
 	CHAOS_KILL_WORKER = 0,
@@ -41,6 +43,7 @@ double chaos_times_ms(struct chaos_times *times, double part);
 struct chaos {
 	struct kvt_replay_options options;
 	struct kvt_own_daemon daemon; /* its pid is the supervisor's */
+	const char *socket_path;      /* of it */
 	struct kvt_own_store store;   /* pid 0: none */
 	bool store_stopped;
 	struct kvt_store_status stored; /* by all stores: fetches, hits, loaded_pages */

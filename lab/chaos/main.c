@@ -108,7 +108,7 @@ static void run_round(struct chaos *chaos)
 	char why[256];
 
 	if (kvt_replay_crew_create(crew, &chaos->options, chaos->trace,
-				   chaos->daemon.socket_path, why, sizeof(why))) {
+				   &chaos->socket_path, why, sizeof(why))) {
 		chaos_wrong(chaos, "%s", why);
 		return;
 	}
@@ -249,6 +249,7 @@ static bool start(struct chaos *chaos)
 		chaos_wrong(chaos, "%s", why);
 		return false;
 	}
+	chaos->socket_path = chaos->daemon.socket_path;
 	chaos->pulse = pulse_start(chaos->daemon.socket_path);
 	if (chaos->pulse)
 		return chaos_start_store(chaos);
@@ -317,8 +318,9 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 int kvt_chaos_main(int argc, char **argv)
 {
 	struct chaos chaos = { .options = {
-		.policy = "lru", .workers = 4, .n_pages = 2048, .page_size = 64, .page_bytes = 512,
-		.chunk = 256, .concurrency = 2, .n_namespaces = 2, .verify = true,
+		.policy = "lru", .workers = 4, .n_instances = 1, .n_pages = 2048, .page_size = 64,
+		.page_bytes = 512, .chunk = 256, .concurrency = 2, .n_namespaces = 2,
+		.verify = true,
 		.coalesce_ms = 2000, .fetch_ms = 100, .sides = "", .points_every = 1024,
 		.points_drop = true,
 	} };

@@ -19,7 +19,7 @@ _kvtlab() {
 		case ${COMP_WORDS[1]} in
 		script) words="--socket --daemon --help" ;;
 		replay) words="--format --block-size --workers --socket --daemon --pages --page-size
-			--page-bytes --policy --disabled --store --log --requests --users --context --sessions
+			--page-bytes --policy --disabled --store --instances --private-stores --log --requests --users --context --sessions
 			--seed --namespaces --chunk --concurrency --time-scale --lockstep --force-miss
 			--kill --coalesce --bursts --prefill-rate --sides --points-every --points-all
 			--points-drop --served --write-trace --no-verify

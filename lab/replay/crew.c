@@ -16,8 +16,8 @@
 #include "lab/replay/replay.h"
 
 int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay_options *options,
-			   const struct kvt_trace *trace, const char *socket_path, char *why,
-			   size_t why_bytes)
+			   const struct kvt_trace *trace, const char *const *socket_paths,
+			   char *why, size_t why_bytes)
 {
 	size_t bytes = sizeof(*crew->shared) +
 		       (size_t)trace->n_requests * sizeof(crew->shared->slots[0]);
@@ -29,7 +29,7 @@ int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay
 		return -ENOMEM;
 	}
 	*crew = (struct kvt_replay_crew){ .options = options, .trace = trace,
-					  .socket_path = socket_path, .shared = shared,
+					  .socket_paths = socket_paths, .shared = shared,
 					  .shared_bytes = bytes };
 	for (uint32_t i = 0; i < options->workers; i++)
 		shared->workers[i].alive = 1;
@@ -56,8 +56,9 @@ int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *w
 	kvt_store_release(&worker->alive, 1);
 	pid = fork();
 	if (pid == 0)
-		kvt_replay_work(crew->options, crew->trace, crew->socket_path, crew->shared,
-				number);
+		kvt_replay_work(crew->options, crew->trace,
+				crew->socket_paths[number % crew->options->n_instances],
+				crew->shared, number);
 	if (pid < 0) {
 		snprintf(why, why_bytes, "fork: %s", strerror(errno));
 		kvt_store_release(&worker->alive, 0);

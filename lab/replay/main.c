@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lab/replay/host.h"
 #include "lab/trace/options.h"
 #include "shm/atomic.h"
 #include "tools/progress.h"
@@ -25,15 +26,11 @@
 #define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)
 #define LOOK_EVERY_MS 25 /* samples of the pool, progress bar */
 #define DEFAULT_POSITIONS (1u << 20)
-#define OP_KEYS_DEFAULT (1u << 20)
 
 struct replay {
 	struct kvt_replay_options options;
 	struct kvt_trace *trace;
-	struct kvt_own_daemon daemon;
-	struct kvt_own_store store;
-	const char *socket_path;
-	struct kvt_client *observer;
+	struct kvt_replay_host host;
 	struct kvt_replay_crew crew;
 	uint32_t n_killed;
 	struct kvt_progress_line line;
@@ -75,6 +72,8 @@ static const char more_usage[] =
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
 	"  --store N           a kvtstored with N pages of memory beside our own daemon\n"
+	"  --instances N       N daemons of our own; worker w is at number w mod N (1)\n"
+	"  --private-stores    a kvtstored for each, with a part of the memory (one for all)\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
 	"  --time-scale X      keep to the trace's times, X times as fast; 0: no pauses (0)\n"
 	"  --lockstep          one request at a time, request i by worker i mod N\n"
@@ -99,7 +98,7 @@ enum option_code {
 	OPT_CONCURRENCY, OPT_TIME_SCALE, OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED,
 	OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY, OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
 	OPT_COALESCE, OPT_PREFILL, OPT_PROGRESS, OPT_HELP_ALL, OPT_SIDES, OPT_POINTS_EVERY,
-	OPT_POINTS_ALL, OPT_POINTS_DROP, OPT_STORE,
+	OPT_POINTS_ALL, OPT_POINTS_DROP, OPT_STORE, OPT_INSTANCES, OPT_PRIVATE_STORES,
 };
 
 static const struct option long_options[] = {
@@ -112,6 +111,8 @@ static const struct option long_options[] = {
 	{ "page-bytes", required_argument, NULL, OPT_PAGE_BYTES },
 	{ "policy", required_argument, NULL, OPT_POLICY },
 	{ "store", required_argument, NULL, OPT_STORE },
+	{ "instances", required_argument, NULL, OPT_INSTANCES },
+	{ "private-stores", no_argument, NULL, OPT_PRIVATE_STORES },
 	{ "disabled", no_argument, NULL, OPT_DISABLED },
 	{ "log", required_argument, NULL, OPT_LOG },
 	{ "namespaces", required_argument, NULL, OPT_NAMESPACES },
@@ -148,6 +149,7 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
 		{ OPT_STORE, "store", &options->store_pages, 1, 1u << 30 },
+		{ OPT_INSTANCES, "instances", &options->n_instances, 1, KVT_REPLAY_MAX_INSTANCES },
 		{ OPT_NAMESPACES, "namespaces", &options->n_namespaces, 1, 4096 },
 		{ OPT_CHUNK, "chunk", &options->chunk, 1, 1u << 30 },
 		{ OPT_CONCURRENCY, "concurrency", &options->concurrency, 1,
@@ -172,6 +174,7 @@ static bool set_flag(struct kvt_replay_options *options, int code)
 		{ OPT_POINTS_ALL, &options->points_all, true },
 		{ OPT_POINTS_DROP, &options->points_drop, true },
 		{ OPT_LOCKSTEP, &options->lockstep, true },
+		{ OPT_PRIVATE_STORES, &options->private_stores, true },
 		{ OPT_FORCE_MISS, &options->force_miss, true },
 		{ OPT_VERIFY, &options->verify, true },
 		{ OPT_NO_VERIFY, &options->verify, false },
@@ -239,9 +242,17 @@ static void check(struct kvt_replay_options *options)
 		usage_error("--kill %u would leave no worker of %u", options->kills,
 			    options->workers);
 	if (options->socket_path && (options->log_path || options->disabled || options->sides ||
-				     options->store_pages))
-		usage_error("--log, --disabled, --sides and --store are for a daemon of our own: "
-			    "leave out --socket");
+				     options->store_pages || options->n_instances > 1))
+		usage_error("--log, --disabled, --sides, --store and --instances are for daemons "
+			    "of our own: leave out --socket");
+	if (options->n_instances > 1 && (options->log_path || options->served_path))
+		usage_error("--log and --served tell one daemon's order: leave out --instances");
+	if (options->workers % options->n_instances)
+		usage_error("--workers %u cannot be spread evenly over --instances %u",
+			    options->workers, options->n_instances);
+	if (options->private_stores && options->store_pages < options->n_instances)
+		usage_error("--private-stores divides the pages of --store N: at least one for "
+			    "each of %u instances", options->n_instances);
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)
@@ -264,124 +275,16 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 		usage_error("--write-trace cannot write down --bursts");
 }
 
-/* ---- the daemon ---- */
-
-static int start_daemon(struct replay *replay)
-{
-	const struct kvt_replay_options *options = &replay->options;
-	char pages[32], size[32], bytes[32], policy[64], keys[32], log[4200], sides[128];
-	char why[512] = "";
-	const char *flags[16] = { pages, size, bytes, policy, keys, "--max_private_pages=0",
-				  "--max_leases=0", "--log_level=error" };
-	uint64_t most = (uint64_t)replay->trace->max_input + replay->trace->max_output + 64;
-	unsigned int n = 8;
-	int rc;
-
-	snprintf(pages, sizeof(pages), "--n_pages=%u", options->n_pages);
-	snprintf(size, sizeof(size), "--page_size=%u", options->page_size);
-	snprintf(bytes, sizeof(bytes), "--page_bytes=%u", options->page_bytes);
-	snprintf(policy, sizeof(policy), "--policy=%s", options->policy);
-	snprintf(keys, sizeof(keys), "--max_op_keys=%llu", (unsigned long long)
-		 (most > OP_KEYS_DEFAULT ? most : OP_KEYS_DEFAULT));
-	if (options->log_path) {
-		snprintf(log, sizeof(log), "--log_file=%s", options->log_path);
-		flags[n++] = log;
-	}
-	if (options->disabled)
-		flags[n++] = "--caching=no";
-	if (options->sides) {
-		snprintf(sides, sizeof(sides), "--sides=%s", options->sides);
-		flags[n++] = sides;
-	}
-	rc = kvt_own_daemon_start(&replay->daemon, options->daemon, flags, -1, why, sizeof(why));
-	if (rc) {
-		fprintf(stderr, "kvtlab replay: %s\n", why);
-		return rc;
-	}
-	replay->socket_path = replay->daemon.socket_path;
-	return 0;
-}
-
-/* Loads may take the whole pool: a prompt may be nearly as long. */
-static int start_store(struct replay *replay)
-{
-	const struct kvt_replay_options *options = &replay->options;
-	char program[4096], ram[48], least[48], why[512] = "";
-	const char *const flags[] = { ram, least, "--load-percent=100", NULL };
-	int rc;
-
-	if (!options->store_pages)
-		return 0;
-	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",
-		 (unsigned long long)options->store_pages * options->page_bytes);
-	snprintf(least, sizeof(least), "--min-positions=%u", options->page_size);
-	kvt_own_store_program(options->daemon, program, sizeof(program));
-	rc = kvt_own_store_start(&replay->store, program, replay->socket_path, flags, -1, why,
-				 sizeof(why));
-	if (rc)
-		fprintf(stderr, "kvtlab replay: %s\n", why);
-	return rc;
-}
-
-/* Note what the store counted, and end it. */
-static int end_store(struct replay *replay)
-{
-	int rc;
-
-	if (replay->store.pid <= 0)
-		return 0;
-	rc = kvt_own_store_status(&replay->store, &replay->report.store);
-	if (rc)
-		fprintf(stderr, "kvtlab replay: the store ended by itself\n");
-	kvt_own_store_stop(&replay->store);
-	return rc;
-}
-
-static int open_observer(struct replay *replay)
-{
-	struct kvt_options options = KVT_OPTIONS_INIT;
-	const struct kvt_info *info;
-	struct kvt_error error;
-	int rc;
-
-	options.socket_path = replay->socket_path;
-	options.label = "kvtlab replay";
-	options.flags = KVT_HELLO_OBSERVE;
-	options.connect_wait_ns = -1;
-	rc = kvt_client_connect(&replay->observer, &options, &error);
-	if (rc) {
-		fprintf(stderr, "kvtlab replay: %s\n", error.text);
-		return rc;
-	}
-	info = kvt_client_info(replay->observer);
-	replay->report.page_size = info->page_size;
-	replay->report.n_pages = info->n_pages;
-	replay->report.n_sides = info->n_sides;
-	return 0;
-}
-
-static int status(struct replay *replay, uint32_t what, struct kvt_admin_status *ret_status)
-{
-	struct kvt_message_admin request = { .what = what };
-	int rc = kvt_admin(replay->observer, &request, NULL, 0, ret_status, sizeof(*ret_status));
-
-	if (rc < 1) {
-		fprintf(stderr, "kvtlab replay: status: %s\n",
-			kvt_client_error(replay->observer)->text);
-		return rc < 0 ? rc : -EPROTO;
-	}
-	return 0;
-}
+/* ---- the instances ---- */
 
 static int sample(struct replay *replay)
 {
 	struct kvt_counters *peak = &replay->report.peak, now;
-	struct kvt_admin_status said;
-	int rc = status(replay, KVT_ADMIN_STATUS, &said);
+	uint64_t refused[KVT_REFUSAL_COUNT];
+	int rc = kvt_replay_host_count(&replay->host, KVT_ADMIN_STATUS, &now, refused);
 
 	if (rc)
 		return rc;
-	now = said.counters;
 	kvt_replay_raise(&peak->free_pages, now.free_pages);
 	kvt_replay_raise(&peak->private_pages, now.private_pages);
 	kvt_replay_raise(&peak->cached_pages, now.cached_pages);
@@ -391,42 +294,19 @@ static int sample(struct replay *replay)
 	return 0;
 }
 
-/* Note what the daemon has counted: before the first request, or since then. */
-static int count(struct replay *replay, uint32_t what, bool begin)
-{
-	struct kvt_replay_report *report = &replay->report;
-	struct kvt_admin_status said;
-	int rc = status(replay, what, &said);
-
-	if (rc)
-		return rc;
-	*(begin ? &report->before : &report->after) = said.counters;
-	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
-		report->refused[row] = said.refused[row] - (begin ? 0 : report->refused[row]);
-	return 0;
-}
-
 /* Compare the counters once reclaim is done, then audit every invariant. */
 static int audit(struct replay *replay)
 {
-	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
-	char lines[4096] = "", *end;
-	int rc = count(replay, KVT_ADMIN_SETTLED, false);
+	struct kvt_replay_report *report = &replay->report;
+	uint64_t before[KVT_REFUSAL_COUNT];
+	int rc;
 
-	if (rc)
-		return rc;
-	rc = kvt_admin(replay->observer, &request, NULL, 0, lines, sizeof(lines) - 1);
-	if (rc < 0) {
-		fprintf(stderr, "kvtlab replay: audit: %s\n",
-			kvt_client_error(replay->observer)->text);
-		return rc;
-	}
-	replay->report.problems = request.total;
-	end = strchr(lines, '\n');
-	if (end)
-		*end = 0;
-	snprintf(replay->report.first_problem, sizeof(replay->report.first_problem), "%s", lines);
-	return 0;
+	memcpy(before, report->refused, sizeof(before));
+	rc = kvt_replay_host_count(&replay->host, KVT_ADMIN_SETTLED, &report->after,
+				   report->refused);
+	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
+		report->refused[row] -= before[row];
+	return rc ? rc : kvt_replay_host_audit(&replay->host, report);
 }
 
 /* ---- workers ---- */
@@ -435,7 +315,7 @@ static int start_crew(struct replay *replay)
 {
 	char why[256] = "";
 	int rc = kvt_replay_crew_create(&replay->crew, &replay->options, replay->trace,
-					replay->socket_path, why, sizeof(why));
+					replay->host.socket_paths, why, sizeof(why));
 
 	replay->report.shared = replay->crew.shared;
 	fflush(stdout);
@@ -520,7 +400,7 @@ static int watch(struct replay *replay)
 				kvt_replay_crew_bury(crew, i);
 		}
 		maybe_kill(replay);
-		if (!rc && replay->observer)
+		if (!rc)
 			rc = sample(replay);
 		if (rc || interrupted) {
 			kvt_store_release(&crew->shared->stop, 1);
@@ -565,7 +445,8 @@ static int simulate(struct replay *replay)
 	struct kvt_private_options options = {
 		.page_size = replay->report.page_size,
 		.usable_pages = replay->report.n_pages - 1,
-		.n_pools = replay->options.workers,
+		.n_pools = replay->options.n_instances > 1 ? replay->options.n_instances :
+								replay->options.workers,
 		.n_namespaces = replay->options.n_namespaces,
 	};
 	int rc;
@@ -584,15 +465,15 @@ static int simulate(struct replay *replay)
 
 static int run(struct replay *replay)
 {
-	int rc = replay->socket_path ? 0 : start_daemon(replay);
+	uint64_t most = (uint64_t)replay->trace->max_input + replay->trace->max_output + 64;
+	int rc = kvt_replay_host_start(&replay->host, &replay->options, most);
 
 	if (!rc)
-		rc = start_store(replay);
-	if (!rc)
-		rc = open_observer(replay);
+		rc = kvt_replay_host_open(&replay->host, &replay->report);
 	if (rc)
 		return KVT_EXIT_CONNECT;
-	rc = count(replay, KVT_ADMIN_STATUS, true);
+	rc = kvt_replay_host_count(&replay->host, KVT_ADMIN_STATUS, &replay->report.before,
+				   replay->report.refused);
 	if (!rc)
 		rc = start_crew(replay);
 	if (replay->crew.shared) {
@@ -601,7 +482,7 @@ static int run(struct replay *replay)
 		replay->report.seconds = (double)(kvt_now_ns() -
 						  (int64_t)replay->crew.shared->start_ns) / 1e9;
 	}
-	if (end_store(replay))
+	if (kvt_replay_host_end_stores(&replay->host, &replay->report.store))
 		rc = -EIO;
 	if (!rc)
 		rc = audit(replay);
@@ -629,7 +510,8 @@ static int run(struct replay *replay)
 static void defaults(struct kvt_replay_options *options)
 {
 	*options = (struct kvt_replay_options){
-		.policy = "lru", .workers = 4, .page_size = 64, .chunk = 512, .concurrency = 1,
+		.policy = "lru", .workers = 4, .n_instances = 1, .page_size = 64,
+		.chunk = 512, .concurrency = 1,
 		.n_namespaces = 1, .verify = true, .simulate = true, .fetch_ms = 60000,
 		.trace = { .format = KVT_TRACE_ANY, .users = 16 },
 	};
@@ -640,7 +522,7 @@ int kvt_replay_main(int argc, char **argv)
 	struct sigaction action = { .sa_handler = on_interrupt };
 	const char *write_path = NULL;
 	struct replay replay = { 0 };
-	int rc;
+	int rc, ended;
 
 	defaults(&replay.options);
 	parse(argc, argv, &replay.options, &write_path);
@@ -653,23 +535,15 @@ int kvt_replay_main(int argc, char **argv)
 		kvt_trace_free(replay.trace);
 		return rc ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
 	}
-	replay.socket_path = replay.options.socket_path;
 	replay.report.options = &replay.options;
 	replay.report.trace = replay.trace;
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);
 	rc = run(&replay);
-	if (replay.observer)
-		kvt_client_close(replay.observer, KVT_IDLE);
-	if (replay.store.pid > 0)
-		kvt_own_store_stop(&replay.store);
-	if (replay.daemon.pid) {
-		int ended = kvt_own_daemon_stop(&replay.daemon);
-
-		if (ended && rc == KVT_EXIT_OK) {
-			fprintf(stderr, "kvtlab replay: the daemon ended with status %d\n", ended);
-			rc = KVT_EXIT_PROBLEM;
-		}
+	ended = kvt_replay_host_stop(&replay.host);
+	if (ended && rc == KVT_EXIT_OK) {
+		fprintf(stderr, "kvtlab replay: the daemon ended with status %d\n", ended);
+		rc = KVT_EXIT_PROBLEM;
 	}
 	kvt_replay_crew_destroy(&replay.crew);
 	kvt_trace_free(replay.trace);

@@ -17,12 +17,12 @@
 
 #include "kvtrunk.h"
 #include "lab/replay/private.h"
-#include "lab/daemon.h"
-#include "lab/store.h"
 #include "lab/trace/trace.h"
 #include "shm/clock.h"
+#include "tools/store.h"
 
 #define KVT_REPLAY_MAX_WORKERS 64u
+#define KVT_REPLAY_MAX_INSTANCES 16u /* that one store serves */
 #define KVT_REPLAY_MAX_CONCURRENCY 64u
 #define KVT_REPLAY_MAX_NODES 1024u /* of the histogram of nodes per path */
 
@@ -35,10 +35,11 @@ struct kvt_replay_options {
 	const char *served_path;
 	const char *log_path;
 	uint32_t workers;
-	uint32_t n_pages;   /* page 0 included */
+	uint32_t n_instances; /* daemons; worker w has number w mod n_instances */
+	uint32_t n_pages;   /* of each, page 0 included */
 	uint32_t page_size;
 	uint32_t page_bytes; /* 0: a word for each position */
-	uint32_t store_pages; /* of a store beside our own daemon; 0: none */
+	uint32_t store_pages; /* of stores beside our own daemons, in all; 0: none */
 	uint32_t fetch_ms;    /* a store may take so long to answer */
 	uint32_t chunk;      /* positions between two COMMITs */
 	uint32_t concurrency; /* requests in flight in one worker */
@@ -50,6 +51,7 @@ struct kvt_replay_options {
 	double time_scale; /* 0: as fast as possible; 1: as recorded; 60: an hour in a minute */
 	bool points_all;  /* a point at each page */
 	bool points_drop; /* the reused point, if its side pages outnumber the pages since */
+	bool private_stores; /* one for each instance */
 	bool lockstep;
 	bool disabled;
 	bool force_miss;
@@ -152,7 +154,7 @@ __attribute__((noreturn)) void kvt_replay_work(const struct kvt_replay_options *
 struct kvt_replay_crew {
 	const struct kvt_replay_options *options;
 	const struct kvt_trace *trace;
-	const char *socket_path;
+	const char *const *socket_paths; /* of the instances */
 	struct kvt_replay_shared *shared; /* NULL: not created */
 	size_t shared_bytes;
 	pid_t pids[KVT_REPLAY_MAX_WORKERS]; /* 0: not running */
@@ -164,8 +166,8 @@ struct kvt_replay_crew {
 
 /** Create the mapping, without workers. The arguments must outlive the crew. -ENOMEM with `why`. */
 int kvt_replay_crew_create(struct kvt_replay_crew *crew, const struct kvt_replay_options *options,
-			   const struct kvt_trace *trace, const char *socket_path, char *why,
-			   size_t why_bytes);
+			   const struct kvt_trace *trace, const char *const *socket_paths,
+			   char *why, size_t why_bytes);
 /** Start worker `number`, which must not be running. -errno of fork with `why`. */
 int kvt_replay_crew_start(struct kvt_replay_crew *crew, uint32_t number, char *why,
 			  size_t why_bytes);
@@ -184,7 +186,8 @@ struct kvt_replay_report {
 	const struct kvt_trace *trace;
 	const struct kvt_replay_shared *shared;
 	double seconds;
-	uint32_t page_size, n_pages, n_sides;
+	uint32_t page_size, n_sides;
+	uint32_t n_pages; /* of all instances, and a scratch page */
 	struct kvt_counters before, after, peak;
 	uint64_t refused[KVT_REFUSAL_COUNT]; /* attempts, BEGINs and others */
 	struct kvt_store_status store;

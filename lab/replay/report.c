@@ -241,15 +241,23 @@ static void print_rates(const struct kvt_replay_report *report, const struct tot
 		"the same, simulated       ", "private, round robin   ", "private, sticky        ",
 	};
 
-	printf("  one shared pool            %6.2f %%   (measured, %u workers)\n",
-	       100 * rate(totals->hits, totals->input), report->options->workers);
+	uint32_t n = report->options->n_instances;
+
+	if (n == 1)
+		printf("  one shared pool            %6.2f %%   (measured, %u workers)\n",
+		       100 * rate(totals->hits, totals->input), report->options->workers);
+	else
+		printf("  %2u instances, %-12s%6.2f %%   (measured, %u workers)\n", n,
+		       !report->options->store_pages ? "no store" :
+		       report->options->private_stores ? "a store each" : "one store",
+		       100 * rate(totals->hits, totals->input), report->options->workers);
 	for (int i = 0; i < KVT_ROUTERS && report->simulated; i++) {
 		const struct kvt_private_result *result = &report->private[i];
 
 		if (i == KVT_ROUTER_ONE)
 			printf("  %s", names[i]);
 		else
-			printf("  %2u %s", report->options->workers, names[i]);
+			printf("  %2u %s", n > 1 ? n : report->options->workers, names[i]);
 		printf(" %6.2f %%   (simulated, same size in all, %u refused)\n",
 		       100 * rate(result->hit_positions, result->input_positions),
 		       result->refused);
