@@ -31,6 +31,7 @@ struct verify {
 	uint64_t records;
 	uint64_t kinds[KVT_REC_KINDS];
 	uint64_t refused;
+	uint64_t reasons[KVT_REASON_COUNT]; /* of these */
 	uint64_t fences; /* operations that waited for a fence */
 	uint64_t victims; /* predicted victims, in pages */
 	char why[WHY_BYTES];
@@ -39,6 +40,16 @@ struct verify {
 static int path_keys(void *context, uint32_t node, uint32_t positions, uint32_t *ret_keys)
 {
 	return kvt_oracle_path_keys(context, node, positions, ret_keys);
+}
+
+static void count_refused(struct verify *v, const struct kvt_record *record)
+{
+	uint32_t reason = record->cqe.reason;
+
+	if (record->kind != KVT_REC_OP || record->cqe.result == 0)
+		return;
+	v->refused++;
+	v->reasons[reason < KVT_REASON_COUNT ? reason : 0]++;
 }
 
 static int replay(struct verify *v)
@@ -56,7 +67,7 @@ static int replay(struct verify *v)
 			return result;
 		v->records++;
 		v->kinds[record.kind < KVT_REC_KINDS ? record.kind : 0]++;
-		v->refused += record.kind == KVT_REC_OP && record.cqe.result != 0;
+		count_refused(v, &record);
 		v->fences += record.kind == KVT_REC_DEFER && record.sqe.op != KVT_OP_BEGIN;
 		v->victims += record.n_out;
 		v->counters = record.counters;
@@ -84,6 +95,24 @@ static void print_json_text(const char *text)
 	putchar('"');
 }
 
+/* Print how often each reason refused an operation. */
+static void print_reasons(const struct verify *v)
+{
+	const char *between = "";
+
+	for (int reason = 0; reason < KVT_REASON_COUNT; reason++) {
+		if (v->reasons[reason] == 0)
+			continue;
+		if (v->json)
+			printf("%s\"%s\":%" PRIu64, between, kvt_reason_name(reason),
+			       v->reasons[reason]);
+		else
+			printf("%s%" PRIu64 " %s", between, v->reasons[reason],
+			       kvt_reason_name(reason));
+		between = v->json ? "," : ", ";
+	}
+}
+
 static void print_json(const struct verify *v, bool agrees)
 {
 	const struct kvt_counters *c = &v->counters;
@@ -98,6 +127,9 @@ static void print_json(const struct verify *v, bool agrees)
 	       v->records, v->kinds[KVT_REC_OP], v->refused, v->fences, v->victims,
 	       v->kinds[KVT_REC_SESSION], c->input_positions, c->hit_positions, c->cached_pages,
 	       kvt_oplog_offset(v->reader));
+	printf(",\"reasons\":{");
+	print_reasons(v);
+	printf("}");
 	if (!agrees) {
 		printf(",\"problem\":");
 		print_json_text(v->why);
@@ -114,6 +146,11 @@ static void print_text(const struct verify *v, bool agrees)
 	       " sessions, %" PRIu64 " pages evicted\n",
 	       v->path, v->records, v->kinds[KVT_REC_OP], v->refused, v->fences, c->waits,
 	       v->kinds[KVT_REC_SESSION], v->victims);
+	if (v->refused) {
+		printf("%s: refused: ", v->path);
+		print_reasons(v);
+		printf("\n");
+	}
 	printf("%s: %" PRIu64 " input positions, %" PRIu64 " hit (%.1f %%)\n", v->path,
 	       c->input_positions, c->hit_positions,
 	       c->input_positions ? 100.0 * (double)c->hit_positions / (double)c->input_positions :

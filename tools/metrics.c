@@ -8,12 +8,17 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tools/records.h"
 #include "tools/store.h"
 
 enum metric_kind { GAUGE, COUNTER };
+#define SUFFIX_GAUGE ""
+#define SUFFIX_COUNTER "_total"
+#define TYPE_GAUGE "gauge"
+#define TYPE_COUNTER "counter"
 
 /* Values of a status beside struct kvt_counters: X(kind, name, value, meaning). Names follow the
  * rules of KVT_COUNTERS. */
@@ -42,6 +47,19 @@ enum metric_kind { GAUGE, COUNTER };
 	X(COUNTER, refused_connections, status->refused_connections, "Connections refused.")      \
 	X(COUNTER, log_lines_dropped, status->log_lines_dropped,                                  \
 	  "Log lines dropped: stderr was full.")
+
+/* Values of a namespace: X(kind, name, value, meaning). */
+#define NAMESPACE_METRICS(X)                                                                      \
+	X(GAUGE, cached_pages, space->cached_pages, "Pages that a namespace has in the tree.")    \
+	X(GAUGE, protected_pages, space->protected_pages, "Of these: under a lock.")              \
+	X(COUNTER, input_positions, space->tally.input_positions,                                 \
+	  "Positions asked for in a namespace (keys of BEGIN).")                                  \
+	X(COUNTER, hit_positions, space->tally.hit_positions,                                     \
+	  "Positions of a namespace that needed no prefill.")                                     \
+	X(COUNTER, inserted_pages, space->tally.inserted_pages,                                   \
+	  "Pages of a namespace that became cached.")                                             \
+	X(COUNTER, refusals, kvt_refused_all(space->tally.refused),                               \
+	  "Attempts refused in a namespace.")
 
 /* Values are exact: seconds are written from nanoseconds digit by digit. */
 static void print_seconds(struct kvt_text *text, uint64_t ns)
@@ -165,6 +183,56 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 		print_histogram(text, status, op);
 }
 
+static int most_cached_first(const void *a, const void *b)
+{
+	const struct kvt_admin_namespace *one = a, *other = b;
+
+	if (one->cached_pages != other->cached_pages)
+		return one->cached_pages > other->cached_pages ? -1 : 1;
+	return memcmp(one->digest, other->digest, sizeof(one->digest));
+}
+
+/* Append the metrics of the first n namespaces. */
+static void print_namespaces(struct kvt_text *text, const struct kvt_admin_namespace *spaces,
+			     uint32_t n)
+{
+#define PRINT_NAMESPACES(kind, name, value, help)                                                 \
+	print_head(text, "kvtrunk_namespace_" #name SUFFIX_##kind, TYPE_##kind, help);            \
+	for (uint32_t i = 0; i < n; i++) {                                                        \
+		const struct kvt_admin_namespace *space = &spaces[i];                             \
+		kvt_text_print(text, "kvtrunk_namespace_" #name SUFFIX_##kind                     \
+			       "{namespace=\"%016" PRIx64 "%016" PRIx64 "\",label=\"",            \
+			       space->digest[0], space->digest[1]);                               \
+		print_label(text, space->label, sizeof(space->label));                            \
+		kvt_text_print(text, "\"} %" PRIu64 "\n", value);                                 \
+	}
+	NAMESPACE_METRICS(PRINT_NAMESPACES)
+#undef PRINT_NAMESPACES
+}
+
+/* Ask for the namespaces, and append the metrics of those with most cached pages. */
+static int add_namespaces(struct kvt_text *text, struct kvt_client *client, uint32_t most,
+			  struct kvt_error *ret_error)
+{
+	struct kvt_admin_namespace *spaces;
+	void *records;
+	uint32_t n;
+	int rc = kvt_records_read(client, KVT_ADMIN_NAMESPACES, sizeof(*spaces), &records, &n);
+
+	if (rc) {
+		*ret_error = *kvt_client_error(client);
+		return rc;
+	}
+	spaces = records;
+	if (n > 0)
+		qsort(spaces, n, sizeof(*spaces), most_cached_first);
+	print_metric(text, GAUGE, "", "namespaces_left_out", n > most ? n - most : 0,
+		     "Namespaces without series: others have more cached pages.");
+	print_namespaces(text, spaces, n < most ? n : most);
+	free(records);
+	return 0;
+}
+
 void kvt_metrics_print_store(struct kvt_text *text, const char *socket_path, int64_t timeout_ns)
 {
 	struct kvt_store_seen seen;
@@ -190,9 +258,10 @@ void kvt_metrics_print_down(struct kvt_text *text)
 	print_up(text, 0);
 }
 
-int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
-		       struct kvt_error *ret_error)
+int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, uint32_t per_namespace,
+		       int64_t timeout_ns, struct kvt_error *ret_error)
 {
+	struct kvt_text spaces = { 0 };
 	struct kvt_admin_status status;
 	struct kvt_client *client;
 	int64_t until_ns = kvt_now_ns() + timeout_ns;
@@ -201,8 +270,13 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t t
 	if (rc)
 		return rc;
 	rc = kvt_status_read(client, &status, ret_error);
-	if (rc == 0)
+	if (rc == 0 && per_namespace > 0)
+		rc = add_namespaces(&spaces, client, per_namespace, ret_error);
+	if (rc == 0) {
 		kvt_metrics_print(text, &status);
+		kvt_text_add(text, spaces.bytes, spaces.used);
+	}
+	kvt_text_free(&spaces);
 	kvt_client_abandon(client);
 	if (rc == 0)
 		kvt_metrics_print_store(text, socket_path, until_ns - kvt_now_ns());

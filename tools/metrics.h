@@ -24,9 +24,11 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 void kvt_metrics_print_store(struct kvt_text *text, const char *socket_path, int64_t timeout_ns);
 /** Append kvtrunk_up 0: no daemon answered. */
 void kvt_metrics_print_down(struct kvt_text *text);
-/** Connect to the daemon as an observer, ask, and append its metrics and its store's. Negative
- * errno with `ret_error`: nothing was appended. Takes at most timeout_ns. */
-int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, int64_t timeout_ns,
-		       struct kvt_error *ret_error);
+#define KVT_METRICS_NAMESPACES_MOST 1000
+/** Connect to the daemon as an observer, ask, and append its metrics and its store's; also those of
+ * the `per_namespace` namespaces with most cached pages. Negative errno with `ret_error`: nothing
+ * was appended. Takes at most timeout_ns. */
+int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, uint32_t per_namespace,
+		       int64_t timeout_ns, struct kvt_error *ret_error);
 
 #endif

@@ -44,6 +44,7 @@ struct server {
 	const char *socket_path; /* of kvtrunkd; NULL: the library's default */
 	const char *listen;
 	int64_t timeout_ns;
+	uint32_t per_namespace;  /* namespaces with series of their own */
 	struct kvt_visitors visitors;
 	int fd;
 	bool down; /* the last request had no answer, and that was logged */
@@ -58,7 +59,8 @@ static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connecti
 {
 	struct kvt_error error = { .text = "" };
 	struct kvt_text text = { 0 };
-	bool down = kvt_metrics_scrape(&text, server->socket_path, server->timeout_ns, &error);
+	bool down = kvt_metrics_scrape(&text, server->socket_path, server->per_namespace,
+				       server->timeout_ns, &error);
 
 	if (down)
 		kvt_metrics_print_down(&text);
@@ -245,7 +247,7 @@ static int listen_tcp(struct server *server)
 static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtmetricsd [--socket PATH] [--listen ADDRESS:PORT|unix:PATH]\n"
-		"                   [--timeout-ms N] [--labels]\n\n"
+		"                   [--timeout-ms N] [--labels] [--per-namespace N]\n\n"
 		"  --socket PATH   of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                  /run/kvtrunk/default.sock\n"
 		"  --listen WHERE  loopback address or unix socket; default: "
@@ -254,7 +256,9 @@ static void usage(FILE *to)
 		"  --timeout-ms N  how long the daemon may take to answer; default: %d\n"
 		"  --labels        tell the page's viewers labels and process ids; on TCP these\n"
 		"                  may be any local user. Always on a unix socket\n"
-		"  --help, --version\n", DEFAULT_TIMEOUT_MS);
+		"  --per-namespace N  also series with digest and label of the N namespaces that\n"
+		"                  have most cached pages; N is 1 to %d, default: none\n"
+		"  --help, --version\n", DEFAULT_TIMEOUT_MS, KVT_METRICS_NAMESPACES_MOST);
 }
 
 /* Read the options. -1: continue; else the exit code. */
@@ -265,11 +269,12 @@ static int parse_options(struct server *server, int argc, char **argv)
 		{ "listen", required_argument, NULL, 'l' },
 		{ "timeout-ms", required_argument, NULL, 't' },
 		{ "labels", no_argument, NULL, 'L' },
+		{ "per-namespace", required_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
-	uint64_t ms = DEFAULT_TIMEOUT_MS;
+	uint64_t ms = DEFAULT_TIMEOUT_MS, spaces = 0;
 	int option;
 
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -288,6 +293,13 @@ static int parse_options(struct server *server, int argc, char **argv)
 		case 'L':
 			server->page.page.labels = true;
 			break;
+		case 'n':
+			if (kvt_number_parse(optarg, strlen(optarg), KVT_METRICS_NAMESPACES_MOST,
+					     &spaces) == 0 && spaces)
+				break;
+			fprintf(stderr, "kvtmetricsd: --per-namespace is 1 to %d\n",
+				KVT_METRICS_NAMESPACES_MOST);
+			return KVT_EXIT_USAGE;
 		case 'h':
 			usage(stdout);
 			return KVT_EXIT_OK;
@@ -300,6 +312,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 		}
 	}
 	server->timeout_ns = (int64_t)ms * 1000000;
+	server->per_namespace = (uint32_t)spaces;
 	server->page.page.timeout_ns = server->timeout_ns;
 	server->page.page.socket_path = server->socket_path;
 	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;

@@ -79,6 +79,8 @@ class Ring(Owner):
         self._result = ffi.new("struct kvt_result *")
         self._many = ffi.new("struct kvt_result[]", _REAP)
         self._fetched = ffi.new("struct kvt_fetched *")
+        self.limit = ""
+        """Why the last one that found no room did not: the daemon's reason."""
         self._busy = False
         self._pace_s = _HOST_PACE_S if client.info.backend == "host" else _DEVICE_PACE_S
         self._ticket = 0
@@ -250,6 +252,7 @@ class Ring(Owner):
         """Log the answer's reason, if it is a limit."""
         if code in _NO_SPACE:
             error = from_result(self._result)
+            self.limit = error.reason
             self._say(f"a request waits for room: {error}", f"limit {error.reason}")
 
     def _new_ticket(self) -> int:

@@ -10,9 +10,13 @@ run=("$kvtlab" replay --format jsonl --page-size 8 --pages 10 --lockstep)
 is requests 4
 is refused 2
 grep -q '"refused_attempts":{"too_large":2}' "$work/json" || die "other reasons"
-"${run[@]}" "$work/trace" >"$work/text" || die "as text: $?"
+"${run[@]}" "$work/trace" --log "$work/log" >"$work/text" || die "as text: $?"
 tail -n 1 "$work/text" | grep -q '^REFUSED  *2 of 4 requests (50.0 %).* 2: 2 too_large' ||
 	die "no verdict: $(tail -n 1 "$work/text")"
+
+"$kvtlab" verify "$work/log" >"$work/verified" || die "$(cat "$work/verified")"
+grep -q "log: refused: 2 too_large$" "$work/verified" || die "verify names no reason"
+"$kvtlab" verify --json "$work/log" | grep -q '"reasons":{"too_large":2}' || die "nor as JSON"
 
 sed -n '2p;4p' "$work/trace" >"$work/all"
 "${run[@]}" "$work/all" --json >"$work/json"

@@ -127,14 +127,29 @@ class Usage(PoolStats):
     """SGLang's log tells of the pool beside it."""
 
     pool_usage = 0.0
+    refused = 0
+
+    def _more(self) -> list[str]:
+        refused = [f"refused requests: {self.refused}"] if self.refused else []
+        return [f"pool usage: {self.pool_usage:.2f}", *refused]
 
     def get_prefill_usage_msg_parts(self) -> list[str]:
         """With those of the log's line for a prefill."""
-        return [*super().get_prefill_usage_msg_parts(), f"pool usage: {self.pool_usage:.2f}"]
+        return [*super().get_prefill_usage_msg_parts(), *self._more()]
 
     def get_decode_usage_msg_parts(self) -> list[str]:
         """With those of the log's line for decodes."""
-        return [*super().get_decode_usage_msg_parts(), f"pool usage: {self.pool_usage:.2f}"]
+        return [*super().get_decode_usage_msg_parts(), *self._more()]
+
+
+def _refused_metric(labels: dict[str, str]) -> Any:
+    """The counter of refused requests, without the label `reason`. SGLang has set where it keeps
+    what its processes count."""
+    from prometheus_client import Counter
+
+    return Counter("sglang:kvtrunk_refused_requests",
+                   "Requests that kvtrunk's pool had no room for when they would have begun, each "
+                   "once, by the daemon's first reason.", [*labels, "reason"])
 
 
 class KvtrunkCache(BasePrefixCache):
@@ -161,8 +176,12 @@ class KvtrunkCache(BasePrefixCache):
         self._found: Any = _RANK_0S
         self._bounds = bounds
         self._events = Events(params, _pool.socket()) if params.enable_kv_cache_events else None
+        self._refused = 0
+        """Requests that found no room when they would have begun."""
+        self._refused_metric: Any = None
         if params.enable_metrics:
             self.init_metrics_collector()
+            self._refused_metric = _refused_metric(self.metrics_collector.labels)
 
     # ---- namespaces
 
@@ -281,6 +300,16 @@ class KvtrunkCache(BasePrefixCache):
         self._room = self.leases.see(self._pages) if answer == AddReqResult.NO_TOKEN else None
         return answer
 
+    def _count_refused(self, req: Any, refused: bool) -> None:
+        """Count a request that the daemon has no room for, once."""
+        if not refused or getattr(req, "kvtrunk_refused", False):
+            return
+        req.kvtrunk_refused = True
+        self._refused += 1
+        if self._refused_metric is not None and not self.leases.follows:  # rank 0 knows why
+            self._refused_metric.labels(
+                **self.metrics_collector.labels, reason=self.leases.ring.limit).inc()
+
     def look_again(self, running: Any) -> None:
         """Let SGLang look at its waiting requests if there is more room than when it stopped.
         running: its running batch."""
@@ -313,11 +342,14 @@ class KvtrunkCache(BasePrefixCache):
         if leases.is_stalled():
             return self._not_now(AddReqResult.OTHER, alone)
         length = len(req.full_untruncated_fill_ids)
-        if leases.still_full() or not alone and self._missing(adder, req, length) > 0:
+        full = leases.still_full()
+        if full or not alone and self._missing(adder, req, length) > 0:
+            self._count_refused(req, full)
             return self._not_now(AddReqResult.NO_TOKEN, alone)
         lease = self._begin(req, length)
         if lease is None:
             held = leases.is_held_back(req.rid)
+            self._count_refused(req, leases.no_room)
             return self._not_now(AddReqResult.CONTINUE if held else AddReqResult.OTHER
                                  if leases.is_stalled() else AddReqResult.NO_TOKEN, alone)
         self._adopt(req, lease, lease.positions, length)
@@ -495,6 +527,7 @@ class KvtrunkCache(BasePrefixCache):
         """SGLang's statistics of its pool: what this engine's requests have of it."""
         own = Usage(**vars(stats))
         own.pool_usage = stats.full_token_usage
+        own.refused = self._refused
         own.full_num_used = self.leases.held * self.page_size
         own.full_token_usage = own.full_num_used / stats.full_capacity
         return own

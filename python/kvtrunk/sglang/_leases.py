@@ -249,6 +249,7 @@ class Leases:
         reuse: False computes all of it, into pages of its own.
         """
         self.reap()
+        self.no_room = False
         if self.lost:
             return None
         wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM counts each prompt that a KV connector could have loaded something of. Here nothing is loaded:
-what the pool has vLLM counts as its own cache's."""
+"""What vLLM's log and metrics tell of a connector.
+
+Nothing is loaded: what the pool has vLLM counts as its own cache's. Told are requests that found no
+room in the pool.
+"""
 from __future__ import annotations
 
+import collections
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Union
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
+                                                                  KVConnectorStats)
 
 
 def count_no_loads(is_ours: Callable[[Any], bool]) -> None:
@@ -24,3 +31,42 @@ def count_no_loads(is_ours: Callable[[Any], bool]) -> None:
         return stats
 
     Scheduler.make_stats = make_stats
+
+
+class Refused(KVConnectorStats):
+    """Requests that the daemon refused room when they would have begun, by its first reason. `data`
+    is the count of each reason."""
+
+    data: dict[str, int]
+
+    def reset(self) -> None:
+        """Begin again."""
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> Refused:
+        """Of both."""
+        return Refused(data=dict(collections.Counter(self.data) + collections.Counter(other.data)))
+
+    def reduce(self) -> dict[str, Union[int, float]]:
+        """For the log's line."""
+        return {f"kvtrunk refused requests ({reason})": n for reason, n in self.data.items()}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class RefusedMetrics(KVConnectorPromMetrics):
+    """The same for Prometheus."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str],
+                 per_engine_labelvalues: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._refused = self._counter_cls(
+            name="vllm:kvtrunk_refused_requests",
+            documentation="Requests that kvtrunk's pool had no room for when they would have begun, "
+                          "each once, by the daemon's first reason.",
+            labelnames=[*labelnames, "reason"])
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for reason, n in transfer_stats_data.items():
+            self._refused.labels(*self.per_engine_labelvalues[engine_idx], reason).inc(n)

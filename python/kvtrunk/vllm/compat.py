@@ -49,6 +49,10 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "update_connector_output": ("connector_output",),
             "requires_kv_delivery": (),
             "bind_kv_cache_manager": ("kv_cache_manager",),
+            "build_kv_connector_stats": ("data",),
+            "build_prom_metrics": ("vllm_config", "metric_types", "labelnames",
+                                   "per_engine_labelvalues"),
+            "get_kv_connector_stats": (),
             "on_new_request": ("request",),
             "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
             "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
@@ -60,6 +64,12 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "set_xfer_handshake_metadata": ("metadata",),
             "shutdown": (),
         },
+    },
+    "distributed/kv_transfer/kv_connector/v1/metrics.py": {
+        "KVConnectorStats": {"reset": (), "aggregate": ("other",), "reduce": (), "is_empty": ()},
+        "KVConnectorPromMetrics": {
+            "__init__": ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
+            "observe": ("transfer_stats_data", "engine_idx")},
     },
     _MANAGER: {
         "KVCacheManager": {
@@ -179,11 +189,10 @@ REPLACED = {
         "unpin_blocks"}),
     ("connector.py", "KvtrunkConnector"): (
         _BASE, "KVConnectorBase_V1", ("connector", "kv_connector", "connector_cls"), {
-            "bind_gpu_block_pool", "build_kv_connector_stats", "build_prom_metrics",
-            "clear_connector_metadata", "finish_forward", "get_external_cache_hit_sources",
-            "get_finished", "get_finished_count", "get_kv_connector_kv_cache_events",
-            "get_kv_connector_stats", "get_loaded_kv_cache_group_ids", "get_transfer_results",
-            "handle_preemptions", "has_pending_block_frees", "has_pending_push_work",
+            "bind_gpu_block_pool", "clear_connector_metadata", "finish_forward",
+            "get_external_cache_hit_sources", "get_finished", "get_finished_count",
+            "get_kv_connector_kv_cache_events", "get_loaded_kv_cache_group_ids",
+            "get_transfer_results", "handle_preemptions", "has_pending_block_frees", "has_pending_push_work",
             "register_finished_partial_tail", "requires_piecewise_for_cudagraph",
             "reset_capture_state", "role", "set_host_xfer_buffer_ops",
             "set_xfer_handshake_metadata_pp_aware", "supports_divergent_local_hybrid_hits"}),

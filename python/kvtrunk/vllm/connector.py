@@ -26,7 +26,7 @@ from ._groups import check_groups, digest, main_group
 from ._pool import WorkerPool, wanted_layout
 from ._refuse import check_config, check_pages, refuse
 from ._start import keep_pages
-from ._stats import count_no_loads
+from ._stats import Refused, RefusedMetrics, count_no_loads
 from .manager import Check, KvtrunkKVCacheManager
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -113,6 +113,17 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         # What a failed check says of a step's pages drops its tokens, and ends no request.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         return layout
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[dict[str, Any]] = None) -> Refused:
+        """What get_kv_connector_stats() gave, in another process."""
+        return Refused(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
+                           per_engine_labelvalues: dict[int, list[object]]) -> RefusedMetrics:
+        """What exports them."""
+        return RefusedMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
@@ -237,6 +248,10 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._engine is not None
         self._manager = KvtrunkKVCacheManager.adopt(kv_cache_manager, self._engine)
         count_no_loads(lambda connector: isinstance(connector, KvtrunkConnector))
+
+    def get_kv_connector_stats(self) -> Optional[Refused]:
+        """Requests that found no room since the last call. Workers have none."""
+        return Refused(data=self._manager.take_refused()) if self._manager is not None else None
 
     def set_xfer_handshake_metadata(
             self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:

@@ -70,7 +70,8 @@ class State:
 
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
                  "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
-                 "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt")
+                 "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt",
+                 "refused")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -96,6 +97,8 @@ class State:
         """Above 0: held back until this notice."""
         self.retry = 0.0
         """No space: not to try before this time."""
+        self.refused = False
+        """Whether it is counted as one that found no space."""
         self.wait_ms = WAIT_MS
         """How long to wait for what others compute or load."""
         self.shared = True
@@ -148,6 +151,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """The last step that an operation of the ring may wait for; 0: none waits."""
         self._behind = int(engine.drafts)
         """How many tokens behind a position its KV depends on."""
+        self._counts: collections.Counter[str] = collections.Counter()
+        """Requests that found no room and were not taken by take_refused()."""
         self._checks = 0
         self._asked: dict[int, State] = {}
         """Requests whose check is in flight, by its number."""
@@ -225,6 +230,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
+                self._refused(state)
                 state.retry = time.monotonic() + RETRY_S
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
@@ -235,6 +241,17 @@ class KvtrunkKVCacheManager(KVCacheManager):
             state.point = Point(begun, self.page_size)
         elif state.committed and state.shared:
             self._maybe_check(state)
+
+    def _refused(self, state: State) -> None:
+        """Count a request that cannot begin for want of room, once."""
+        if not state.refused:
+            state.refused = True
+            self._counts[self.engine.ring.limit or "all_locked"] += 1
+
+    def take_refused(self) -> dict[str, int]:
+        """Requests that found no room since the last call, by reason."""
+        counts, self._counts = self._counts, collections.Counter()
+        return dict(counts)
 
     def _maybe_check(self, state: State) -> None:
         """If a check is due, put a page of our own in place of the last reused one. The lease keeps
@@ -338,6 +355,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return None
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
+            if state.told == 0:
+                self._refused(state)
             return None
         if self.sides is not None:
             computed = request.num_computed_tokens + num_new_computed_tokens
@@ -376,6 +395,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed) or
                     not self._reserve(state, total, found, computed)):
                 if state.told == 0:  # what it holds may be what others wait for
+                    self._refused(state)
                     self._begin_later(state)
                 return None
         except (ConnectionLost, Stale) as error:
@@ -428,7 +448,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._end(state, self.fence())
         fresh = State(state.request, self.engine.session)
         self.states[state.request.request_id] = fresh
-        fresh.asked = True
+        fresh.asked, fresh.refused = True, state.refused
         fresh.retry = time.monotonic() + RETRY_S
 
     # ---- publishing

@@ -7,7 +7,7 @@ import signal
 import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
-from engine import all_pages_are_back, expect_nothing_held, prompt, started, until
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -100,6 +100,26 @@ def test_a_waiting_request_gets_the_room_that_another_engine_frees(daemon, engin
         other.free(held)
         then, at_last = b.answer()
     assert then < at_last == 1200
+    expect_nothing_held(daemon)
+
+
+def test_a_request_that_finds_no_room_is_counted_once(daemon, engines):
+    """However often the daemon refuses it."""
+    _, _, b = engines
+
+    def refused():
+        return max([0, *map(int, re.findall(r"pool usage: [\d.]+, refused requests: (\d+)",
+                                            b.said()))])
+
+    before = refused()
+    with daemon.connect(any_geometry=True) as other:
+        held = other.alloc(PAGES - 1 - 4)
+        attempts = counters(daemon).refusals
+        b.ask(do="generate", prompts=[prompt(next(SEEDS), 300)], max_tokens=40)
+        until(lambda: counters(daemon).refusals > attempts)
+        other.free(held)
+        b.answer()
+    assert refused() == before + 1
     expect_nothing_held(daemon)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that find no space when vLLM's scheduler looks at them."""
+import json
+
 import pytest
 from conftest import PAGE, geometry
 from engine import all_pages_are_back, counters, prompt, until
@@ -115,6 +117,52 @@ def test_what_the_pool_has_counts_as_no_external_cache(engine):
     engine.run([("second", prompt(1, 3 * PAGE))])
     assert sum(each.prefix_cache_stats.hits for each in stats) == 2 * PAGE
     assert not any(each.connector_prefix_cache_stats for each in stats)
+
+
+def test_a_request_that_finds_no_room_is_counted_once_by_its_reason(folder, monkeypatch):
+    """However often vLLM looks at it; in vLLM's statistics, its log and its metrics."""
+    from kvtrunk.vllm import manager as module
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    with testing.daemon(**geometry(n_pages=12, max_private_pages=12)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine, other = (Scheduler(folder, True, pages=12, max_model_len=8 * PAGE)
+                         for _ in range(2))
+        stats, make_stats = [], engine.theirs.make_stats
+        engine.theirs.make_stats = lambda *given, **more: (
+            stats.append(make_stats(*given, **more)) or stats[-1])
+        held = other.theirs.kv_cache_manager.engine.ring
+        pages = []
+        while (page := held.page()) is not None:
+            pages.append(page)
+        engine.theirs.add_request(engine.request("one", prompt(1, 3 * PAGE), 2))
+        for _ in range(3):
+            engine.finish(engine.theirs.schedule())
+        refused = json.loads(daemon.kvtctl("--json", "status"))["refused"]
+        held.free(pages, None)
+        held.client.stats()  # it took effect
+        engine.run([])
+        told = [each.kv_connector_stats for each in stats if each.kv_connector_stats]
+        assert told == [{"all_locked": 1}]
+        assert {reason for each in told for reason in each} == {"all_locked"}
+        assert refused["all_locked"] > 1  # attempts
+        expect_told(engine.theirs.vllm_config, *told)
+        for each in engine, other:
+            each.theirs.shutdown()
+
+
+def expect_told(config, told):
+    """By vLLM's log and metrics: one request."""
+    from prometheus_client import REGISTRY
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorLogging,
+                                                                      KVConnectorProm)
+    lines, log = [], KVConnectorLogging(config.kv_transfer_config)
+    metrics = KVConnectorProm(config, ["engine"], {0: ["0"]})
+    log.observe(told)
+    metrics.observe(told)
+    log.log(lambda *line: lines.append(line[0] % line[1:]))
+    assert lines == ["KV Transfer metrics: kvtrunk refused requests (all_locked)=1"]
+    assert REGISTRY.get_sample_value("vllm:kvtrunk_refused_requests_total",
+                                     {"engine": "0", "reason": "all_locked"}) == 1
 
 
 def test_reports_that_are_not_made_are_told(engine, monkeypatch):
