@@ -16,7 +16,12 @@ $(O)/tests/proc/test_store_sides: $(O)/tests/proc/helper
 $(O)/tests/proc/helper: $(O)/obj/tests/proc/helper.o
 	$(link_test)
 
-TEST_PROGRAMS += $(PROC_PROGRAMS)
+# Chaos with three instances and a store; by hand for longer than the tests.
+$(O)/tests/proc/store_chaos: $(O)/obj/tests/proc/store_chaos.o $(call objs,tests/proc/store.c) \
+		$(O)/libkvttest.a $(O)/libkvttools.a $(O)/libkvtrunk-steps.a
+	$(link_test) -lcmocka -lpthread
+
+TEST_PROGRAMS += $(PROC_PROGRAMS) $(O)/tests/proc/store_chaos
 
 proc: $(PROC_PROGRAMS)
 .PHONY: proc
