@@ -77,8 +77,8 @@ boot_run() { # script
 	chmod 755 "$root/kvt/inside"
 	: >"$root/kvt/out"
 	timeout -k 5 900 systemd-nspawn --quiet --register=no --keep-unit --private-network \
-		--link-journal=no --system-call-filter="@memlock set_mempolicy" -D "$root" -b --console=pipe \
-		systemd.unit=kvt-test.target >"$boot/console" 2>&1 </dev/null &
+		--link-journal=no --system-call-filter="@memlock set_mempolicy" -D "$root" -b \
+		--console=pipe systemd.unit=kvt-test.target >"$boot/console" 2>&1 </dev/null &
 	nspawn=$!
 	wait "$nspawn"
 	nspawn=""
