@@ -136,13 +136,21 @@ def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """What divide() needs of the user."""
-    parser.add_argument("--engines", type=count, default=2, metavar="N",
-                        help="with --device cuda: engines on one device (2)")
+    parser.add_argument("--engines", type=count, metavar="N",
+                        help="print the commands of N engines and of a router, in order; they divide "
+                        "this machine's CPUs, or a device (2 do without)")
+    parser.add_argument("--mps", action="store_true",
+                        help="with --device cuda: the engines run under NVIDIA's MPS")
     parser.add_argument("--engine-bytes", type=size, metavar="BYTES",
                         help="of one engine on a device beside its KV (its weights and "
                         f"{BESIDE_BYTES >> 30}G)")
     parser.add_argument("--device-bytes", type=size, metavar="BYTES",
                         help="of a device (those of this machine's first)")
+
+
+def n_engines(arguments: argparse.Namespace) -> int:
+    """How many engines divide a machine."""
+    return int(arguments.engines or 2)
 
 
 class Device(NamedTuple):
@@ -207,8 +215,8 @@ def divide(arguments: argparse.Namespace, folder: pathlib.Path, n_ranks: int,
             raise ValueError(f"{folder} has no weights: give --engine-bytes, the memory of one "
                              "engine beside its KV")
         engine = weights + BESIDE_BYTES
-    left = total - SPARE_BYTES - arguments.engines * engine
-    needs = f"{arguments.engines} engines of {_gib(engine)}"
+    left = total - SPARE_BYTES - n_engines(arguments) * engine
+    needs = f"{n_engines(arguments)} engines of {_gib(engine)}"
     if left < max(pool or 0, 1 << 30):
         raise ValueError(
             f"a device of {_gib(total)} has no room for {needs} and a pool of {_gib(pool or 1 << 30)}"

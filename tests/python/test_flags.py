@@ -48,10 +48,14 @@ def settings(words):
 
 @pytest.mark.parametrize("engine, more", [
     ("vllm", ["--device=cpu"]), ("sglang", ["--device=cpu", "--radix-eviction-policy=slru"]),
-    ("vllm", ["cuda", "--data-parallel-size=2"]), ("sglang", ["cuda", "--dp-size=2"])])
+    ("vllm", ["cuda", "--data-parallel-size=2"]), ("sglang", ["cuda", "--dp-size=2"]),
+    ("vllm", ["cuda", "--engines=3", "--mps"]), ("sglang", ["--device=cpu", "--engines=3"])])
 def test_conf_prints_the_same_as_files(tmp_path, engine, more):
     options = [*DEVICE, *more[1:]] if more[0] == "cuda" else more
-    *daemons, command = printed(tmp_path, engine, *options)
+    lines = printed(tmp_path, engine, *options)
+    daemons = [words for words in lines if words[0] == "kvtrunkd"]
+    command = lines[lines.index(daemons[-1]) + 1]
+    command = command[:-2] if command[-2] == "--port" else command  # a router has the first one
     program = subprocess.run(
         [sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(tmp_path), "--conf", "llama",
          *options], check=True, capture_output=True, text=True).stdout
@@ -84,7 +88,9 @@ def test_conf_prints_the_same_as_files(tmp_path, engine, more):
         assert set_to[0] == f"KVTRUNK_SOCKET=/run/kvtrunk/{socket}.sock"
         if i == 0:
             assert set_to[1:] == words[:at]
-    assert len(units) == 2
+        assert ("User=kvtrunk" in lines) == ("--mps" in more)
+    assert ("nvidia-cuda-mps-control -d" in start[1]) == ("--mps" in more)
+    assert len(units) == (3 if "--engines=3" in more else 2)
 
 
 def unquoted(text):
@@ -122,9 +128,40 @@ def test_ranks_have_a_slab_on_a_device_each(tmp_path, engine):
 
 
 def test_the_pool_gets_what_engines_leave_of_a_device(tmp_path):
-    daemon, command = printed(tmp_path, "vllm", *DEVICE, "--engines=3")
+    daemon, command, *_ = printed(tmp_path, "vllm", *DEVICE, "--engines=3")
     assert f"--pool-bytes={19 << 30}" in daemon and str(19 << 30) in command
     assert command[command.index("--gpu-memory-utilization") + 1] == "0.25"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_all_commands_of_several_engines_are_printed_in_order(tmp_path, engine):
+    _, one = printed(tmp_path, engine, *DEVICE)
+    mps, daemon, *engines, router = printed(tmp_path, engine, *DEVICE, "--engines=2", "--mps")
+    assert mps == ["nvidia-cuda-mps-control", "-d"]
+    assert daemon[0] == "kvtrunkd" and "--mps=yes" in daemon
+    port = 8000 if engine == "vllm" else 30000
+    assert engines == [[*one, "--port", str(port + i)] for i in (1, 2)]
+    assert router[-3:] == ["--worker-urls", *(f"http://127.0.0.1:{port + i}" for i in (1, 2))]
+    assert router[router.index("--port") + 1] == str(port)
+    without = printed(tmp_path, engine, *DEVICE, "--engines=2")
+    assert len(without) == 4 and "--mps=yes" not in without[0]
+
+
+def test_each_of_several_engines_on_cpus_has_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    main = importlib.import_module("kvtrunk.sglang.__main__")
+    assert main._cpus(4, 1) == [f"SGLANG_CPU_OMP_THREADS_BIND={i}-{i + 1}" for i in (0, 2, 4, 6)]
+    monkeypatch.undo()
+    _, *engines, _ = printed(tmp_path, "sglang", "--device=cpu", "--engines=2")
+    bound = [[word for word in each if "THREADS_BIND" in word] for each in engines]
+    assert bound == [[cpus] for cpus in main._cpus(2, 1)]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_mps_without_a_device_is_refused(tmp_path, engine):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        printed(tmp_path, engine, "--device=cpu", "--mps")
+    assert "--mps is for engines on a CUDA device" in failed.value.stderr
 
 
 @pytest.mark.parametrize("options, says", [

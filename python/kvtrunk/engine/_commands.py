@@ -30,13 +30,17 @@ class Start(NamedTuple):
     daemons: Sequence[Sequence[str]]
     daemon_notes: Sequence[str]
     variables: Sequence[Sequence[str]]
-    """Of each engine's environment: at least one, which the others have, too, if it is alone."""
+    """Of the environment of each engine."""
     command: Sequence[str]
     """Of each engine."""
     notes: Sequence[str]
     port: int
     """That an engine listens at if no other is given."""
-    n_engines: int = 2
+    mps: bool
+    """Whether the engines run under NVIDIA's MPS."""
+
+
+_MPS = "nvidia-cuda-mps-control -d"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,32 +56,67 @@ def _name(text: str) -> str:
     return text
 
 
-def commands(start: Start) -> list[str]:
-    """Lines for a shell. Comments begin with "#"."""
+def lines(start: Start, arguments: argparse.Namespace) -> list[str]:
+    """What flags prints. Comments begin with "#". ValueError: --mps without a device."""
+    if start.mps and arguments.device == "cpu":
+        raise ValueError("--mps is for engines on a CUDA device: give --device cuda, or leave it out")
+    if start.mps:
+        start = start._replace(daemons=[[*words, "--mps=yes"] for words in start.daemons])
+    if arguments.conf:
+        return _files(start, arguments.conf)
+    return _in_order(start) if arguments.engines else _one(start)
+
+
+def _daemons(start: Start) -> list[str]:
     one = len(start.daemons) == 1
-    variables = start.variables[0]
     return ["# the daemon, once" if one else "# a daemon for each device, once",
             *(f"# {note}" for note in start.daemon_notes),
-            *(shlex.join(words) for words in start.daemons),
-            "# each engine, the next ones with --port of their own",
-            *(f"# {note}" for note in start.notes),
-            shlex.join([*(["env"] if variables else []), *variables, *start.command])]
+            *(shlex.join(words) for words in start.daemons)]
 
 
-def files(start: Start, name: str) -> list[str]:
+def _engine(start: Start, i: int) -> list[str]:
+    variables = start.variables[i]
+    return [*(["env"] if variables else []), *variables, *start.command]
+
+
+def _mps(start: Start) -> list[str]:
+    return ["# MPS, once and first, as the user of the daemon and the engines", _MPS] * start.mps
+
+
+def _one(start: Start) -> list[str]:
+    """Daemons and one engine."""
+    return [*_mps(start), *_daemons(start), "# each engine, the next ones with --port of their own",
+            *(f"# {note}" for note in start.notes), shlex.join(_engine(start, 0))]
+
+
+def _in_order(start: Start) -> list[str]:
+    """Daemons, each engine, and a router in front of them at the port that one engine would have."""
+    made, n_engines = [*_mps(start), *_daemons(start)], len(start.variables)
+    ports = range(start.port + 1, start.port + 1 + n_engines)
+    made += [f"# {note}" for note in start.notes]
+    for i, port in enumerate(ports):
+        made += [f"# engine {i + 1} of {n_engines}" + (", when the one before is ready" if i else ""),
+                 shlex.join([*_engine(start, i), "--port", str(port)])]
+    return [*made, "# a router, as of the package sglang-router: each engine has the whole cache, so "
+            "any may answer",
+            shlex.join(["python", "-m", "sglang_router.launch_router", "--port", str(start.port),
+                        "--policy", "round_robin", "--worker-urls",
+                        *(f"http://127.0.0.1:{port}" for port in ports)])]
+
+
+def _files(start: Start, name: str) -> list[str]:
     """Files of an instance, each behind a comment with its path, and the commands that start it."""
-    lines, instances = [], []
+    made, instances = [], []
     for words in start.daemons:
         own = [word.partition("=")[2] for word in words if word.startswith("--instance=")]
         instances.append(own[0] if own else name)
-        lines += [f"# {_ETC}/{instances[-1]}.conf", *(f"# {note}" for note in start.daemon_notes),
+        made += [f"# {_ETC}/{instances[-1]}.conf", *(f"# {note}" for note in start.daemon_notes),
                   *_settings(words), ""]
-    units = [f"{start.engine}-{name}-{i}.service" for i in range(1, start.n_engines + 1)]
+    units = [f"{start.engine}-{name}-{i}.service" for i in range(1, len(start.variables) + 1)]
     for i, unit in enumerate(units):
-        variables = start.variables[min(i, len(start.variables) - 1)]
-        lines += [f"# {_UNITS}/{unit}", *_unit(start, instances, variables, start.port + i), ""]
+        made += [f"# {_UNITS}/{unit}", *_unit(start, instances, i), ""]
     sockets = " ".join(f"kvtrunkd@{each}.socket" for each in instances)
-    return [*lines, "# then", "systemctl daemon-reload",
+    return [*made, "# then", *[_MPS] * start.mps, "systemctl daemon-reload",
             f"systemctl enable --now {sockets} {' '.join(units)}"]
 
 
@@ -91,11 +130,11 @@ def _settings(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _unit(start: Start, instances: Sequence[str], variables: Sequence[str],
-          port: int) -> list[str]:
+def _unit(start: Start, instances: Sequence[str], i: int) -> list[str]:
+    port = start.port + i
     socket = f"{_SOCKET}{_RUN}/" + (_flags.EACH_DEVICE if len(instances) > 1 else instances[0]) + \
         ".sock"
-    own = [word for word in variables if not word.startswith(_SOCKET)]
+    own = [word for word in start.variables[i] if not word.startswith(_SOCKET)]
     program = sys.executable if start.command[0] == "python" else (
         shutil.which(start.command[0]) or start.command[0])
     command = [program, *start.command[1:], "--port", str(port)]
@@ -104,8 +143,10 @@ def _unit(start: Start, instances: Sequence[str], variables: Sequence[str],
             f"Wants={daemons}", f"After={daemons}", "", "[Service]",
             *(f"Environment={_word(word)}" for word in [socket, *own]),
             f"ExecStart={' '.join(map(_word, command))}",
-            "# Whoever may read the model; the group opens the daemon's socket.",
-            "SupplementaryGroups=kvtrunk", "Restart=on-failure", "RestartSec=5s", "", "[Install]",
+            *(["# The daemon's user: all clients of MPS have one.", "User=kvtrunk"] if start.mps else
+              ["# Add User= of an account that may read the model.",
+               "# The group opens the daemon's socket.", "SupplementaryGroups=kvtrunk"]),
+            "Restart=on-failure", "RestartSec=5s", "", "[Install]",
             "WantedBy=multi-user.target"]
 
 

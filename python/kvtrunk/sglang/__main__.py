@@ -51,8 +51,7 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     variables = _flags.engine_environment(
         _flags.EACH_DEVICE if replicas > 1 and not on_cpu else "default")
     if on_cpu:
-        cpus = "|".join(_flags.cpu_shares(2, ranks * replicas)[0])
-        variables += ["SGLANG_USE_CPU_ENGINE=1", f"SGLANG_CPU_OMP_THREADS_BIND={cpus}"]
+        variables += ["SGLANG_USE_CPU_ENGINE=1", _cpus(2, ranks * replicas)[0]]
     return _flags.Commands(daemon, variables, engine)
 
 
@@ -75,24 +74,20 @@ def flags(arguments: argparse.Namespace) -> int:
             pool, why = division.pool, division.why
         made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
                         arguments.device, replicas, _drafts(arguments))
+        daemon, engine = made.daemon, made.engine
+        if arguments.radix_eviction_policy:
+            daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
+            engine = [*engine, "--radix-eviction-policy", arguments.radix_eviction_policy]
+        variables, notes = _each(made.variables, arguments), []
+        if on_cpu and not arguments.engines:
+            notes.append(f"of two, the second has other CPUs: {variables[1][-1]}")
+        start = _commands.Start(
+            "sglang", _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks), [why], variables,
+            engine, notes, 30000, arguments.mps)
+        print("\n".join(_commands.lines(start, arguments)))
     except (ValueError, OSError) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 1
-    daemon, engine = made.daemon, made.engine
-    if arguments.radix_eviction_policy:
-        daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
-        engine = [*engine, "--radix-eviction-policy", arguments.radix_eviction_policy]
-    variables, notes = [made.variables], []
-    if on_cpu:
-        second = _cpus_of_second(ranks * replicas)
-        variables.append([*made.variables[:-1], second])
-        notes.append(f"of two, the second has other CPUs: {second}")
-    start = _commands.Start(
-        "sglang", _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks),
-        [why], variables, engine, notes, 30000,
-        2 if on_cpu else arguments.engines)
-    print("\n".join(_commands.files(start, arguments.conf) if arguments.conf else
-                    _commands.commands(start)))
     return 0
 
 
@@ -109,14 +104,24 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
     at = engine.index("--radix-cache-backend")
     first, second = variables, variables
     if arguments.device == "cpu":
-        second = [*variables, _cpus_of_second(arguments.tp_size)]
+        second = [*variables, _cpus(2, arguments.tp_size)[1]]
     return _prove.Plan("SGLang", daemon, engine, [*engine[:at], *engine[at + 2:]], [first, second],
                        "--enable-deterministic-inference, or --dtype float32 on CPUs,", "sglang")
 
 
-def _cpus_of_second(n_ranks: int) -> str:
-    """The variable by which a second engine has other CPUs."""
-    return f"SGLANG_CPU_OMP_THREADS_BIND={'|'.join(_flags.cpu_shares(2, n_ranks)[1])}"
+def _cpus(n_engines: int, n_ranks: int) -> list[str]:
+    """The variable by which each engine has CPUs of its own."""
+    return [f"SGLANG_CPU_OMP_THREADS_BIND={'|'.join(share)}"
+            for share in _flags.cpu_shares(n_engines, n_ranks)]
+
+
+def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]]:
+    """Of each engine's environment."""
+    n_engines = _flags.n_engines(arguments)
+    if arguments.device != "cpu":
+        return [variables] * n_engines
+    n_ranks = arguments.tp_size * arguments.dp_size
+    return [[*variables[:-1], cpus] for cpus in _cpus(n_engines, n_ranks)]
 
 
 def prove(arguments: argparse.Namespace) -> int:

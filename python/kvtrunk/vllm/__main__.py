@@ -200,7 +200,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
         _flags.EACH_DEVICE if replicas > 1 and not on_cpu else "default")
     if on_cpu:
         # Unbound: else each engine takes the same cores, and leaves one unused beside a connector.
-        ranks = max(2, replicas) * arguments.tensor_parallel_size
+        ranks = max(_flags.n_engines(arguments), replicas) * arguments.tensor_parallel_size
         threads = len(os.sched_getaffinity(0)) // ranks
         variables += ["VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={max(1, threads)}"]
     return _flags.Commands(daemon, variables, engine)
@@ -215,15 +215,17 @@ def flags(arguments: argparse.Namespace) -> int:
     if on_cpu and LATENT in daemon:
         notes.append("on CPUs without AMX vLLM reuses no KV of MLA models, and kvtrunk refuses them")
     if on_cpu:
-        notes.append(f"threads for {max(2, replicas)} engines on these CPUs: more than there are "
-                     "cores make requests slow")
+        n_engines = max(_flags.n_engines(arguments), replicas)
+        notes.append(f"threads for {n_engines} engines on these CPUs: more than there are cores make "
+                     "requests slow")
     start = _commands.Start(
         "vllm", _flags.of_replicas(daemon, 1 if on_cpu else replicas,
                                    arguments.tensor_parallel_size),
-        [why], [variables], engine, notes, 8000,
-        2 if on_cpu else arguments.engines)
-    print("\n".join(_commands.files(start, arguments.conf) if arguments.conf else
-                    _commands.commands(start)))
+        [why], [variables] * _flags.n_engines(arguments), engine, notes, 8000, arguments.mps)
+    try:
+        print("\n".join(_commands.lines(start, arguments)))
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     return 0
 
 
