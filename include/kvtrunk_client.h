@@ -73,7 +73,7 @@ struct kvt_options {
 	uint32_t cq_entries;     /* default 2 * sq_entries */
 	uint32_t keys_count;     /* u32 elements of the key area; default 1 Mi (4 MiB) */
 	uint32_t list_count;     /* u32 elements of the list area; default 256 Ki */
-	int64_t spin_budget_ns;  /* most before a wait sleeps; default 50,000; -1: no limit */
+	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: no limit */
 	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
 	uint32_t flags;          /* enum kvt_hello_flag; KVT_ANY_GEOMETRY */
 	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;

@@ -91,7 +91,7 @@ int kvt_client_create(struct kvt_client **ret_client, const struct kvt_client_pa
 		return -ENOMEM;
 	client->magic = KVT_CLIENT_MAGIC;
 	client->info = parts->info;
-	client->spin_budget_ns = client->spin_ns = parts->spin_budget_ns;
+	client->spin_budget_ns = parts->spin_budget_ns;
 	client->timeout_ns = parts->timeout_ns;
 	client->begin_wait_ns = parts->begin_wait_ns;
 	client->resume_ns = parts->resume_ns;

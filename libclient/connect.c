@@ -28,7 +28,7 @@
 #define DEFAULT_SQ_ENTRIES 64u
 #define DEFAULT_KEYS_COUNT (1u << 20)
 #define DEFAULT_LIST_COUNT (256u << 10)
-#define DEFAULT_SPIN_NS 50000
+#define DEFAULT_SPIN_NS 50000 /* a daemon that has a CPU answers sooner */
 #define CONNECT_WAIT_NS 5000000000ll
 #define CONNECT_PAUSE_NS 1000000ll /* first pause between attempts; grows to 16 times that */
 #define CONNECT_TIMEOUT_NS 30000000000ll /* a socket-activated daemon makes its pool first */

@@ -124,8 +124,7 @@ struct kvt_client {
 	uint32_t empty_reaps; /* reaps since the control socket was last looked at */
 	struct kvt_slot_list done;
 	struct kvt_slot_list undo;
-	int64_t spin_budget_ns; /* longest spin; below 0: for ever */
-	int64_t spin_ns;        /* spin before the next sleep, adapted by recent sleeps */
+	int64_t spin_budget_ns; /* spin before a sleep; below 0: for ever */
 	int64_t timeout_ns;
 	int64_t begin_wait_ns; /* longest wait of kvt_seq_begin(); 0 or less: none */
 	int64_t resume_ns;

@@ -2,8 +2,9 @@
 
 /* Waiting for an answer: spin, then sleep on the completion descriptor and the control socket,
  * which hangs up when the daemon ends. While the daemon is on the client's CPU, spinning would only
- * keep it from answering, so the client sleeps at once. kvt_client_wait() serves all blocking calls
- * (call.c); it takes no answer itself. */
+ * keep it from answering, so the client sleeps at once. Else it spins for a round trip, always: how
+ * long a sleep took tells nothing, because on a busy host most of it is the wait for a CPU of the
+ * client's own. kvt_client_wait() serves all blocking calls (call.c); it takes no answer itself. */
 
 #include <poll.h>
 #include <stdio.h>
@@ -20,8 +21,6 @@
 
 #define SPINS_BEFORE_CLOCK 200 /* about as long as a busy daemon takes for a small operation */
 #define SPINS_PER_CLOCK 32
-#define SHORT_SLEEP 4  /* times the budget: a sleep that spinning could nearly have replaced */
-#define SPIN_LEAST 16  /* part of the budget: more than a daemon that runs takes to answer */
 #define LOOK_EVERY_NS 1000000 /* how often endless spinning looks at the control socket */
 #define LOOK_EVERY_REAPS 256  /* the same for callers that poll kvt_reap() */
 
@@ -92,7 +91,8 @@ static void start_wait(struct kvt_client *client, struct kvt_wait *wait, int64_t
 {
 	wait->started = true;
 	wait->deadline_ns = client->timeout_ns > 0 ? now_ns + client->timeout_ns : INT64_MAX;
-	wait->spin_until_ns = client->spin_budget_ns < 0 ? INT64_MAX : now_ns + client->spin_ns;
+	wait->spin_until_ns = client->spin_budget_ns < 0 ? INT64_MAX :
+							   now_ns + client->spin_budget_ns;
 	wait->look_at_ns = now_ns + LOOK_EVERY_NS;
 }
 
@@ -116,19 +116,6 @@ static int64_t sleep_until(const struct kvt_client *client, const struct kvt_wai
 	return soon_ns < wait->deadline_ns ? soon_ns : wait->deadline_ns;
 }
 
-/* Spin longer after a short sleep, shorter after a long one: on a busy host the daemon waits for a
- * CPU, perhaps for this one. */
-static void adapt_spinning(struct kvt_client *client, int64_t slept_ns)
-{
-	int64_t most = client->spin_budget_ns;
-
-	client->spin_ns = slept_ns < SHORT_SLEEP * most ? client->spin_ns * 2 : client->spin_ns / 2;
-	if (client->spin_ns > most)
-		client->spin_ns = most;
-	if (client->spin_ns < most / SPIN_LEAST)
-		client->spin_ns = most / SPIN_LEAST;
-}
-
 static void sleep_for_completion(struct kvt_client *client, const struct kvt_wait *wait)
 {
 	struct pollfd fds[2] = {
@@ -136,7 +123,7 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 		{ .fd = client->broken_ns ? -1 : client->control, .events = POLLIN },
 	};
 	KVT_KEEP_ERRNO;
-	int64_t left = sleep_until(client, wait), before_ns;
+	int64_t left = sleep_until(client, wait), now_ns;
 	struct timespec timeout;
 	int n;
 
@@ -146,16 +133,14 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 	kvt_fence_full();
 	if (kvt_ring_cq_ready(&client->ring) == 0) {
 		kvt_client_step(client, KVT_STEP_BEFORE_SLEEP);
-		before_ns = kvt_now_ns();
+		now_ns = kvt_now_ns();
 		if (left != INT64_MAX)
-			left = left > before_ns ? left - before_ns : 0;
+			left = left > now_ns ? left - now_ns : 0;
 		timeout.tv_sec = left / 1000000000;
 		timeout.tv_nsec = left % 1000000000;
 		n = ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
-		if (n > 0 && fds[0].revents) {
+		if (n > 0 && fds[0].revents)
 			kvt_client_drain(client);
-			adapt_spinning(client, kvt_now_ns() - before_ns);
-		}
 		if ((n > 0 && fds[1].revents) || client->broken_ns)
 			kvt_client_look(client);
 	}

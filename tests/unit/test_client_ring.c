@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "libclient/wait.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 
@@ -570,6 +571,25 @@ TEST_WITH(a_client_on_the_daemons_cpu_sleeps_instead_of_spinning_for_ever, setup
 	assert_int_not_equal(sleeps(), before);
 	miss_deadline(-ETIMEDOUT);
 	assert_int_equal(sched_setaffinity(0, sizeof(allowed), &allowed), 0);
+}
+
+/* On a busy host a sleep is long because the client waits for a CPU. If it spun less then, it would
+ * sleep at each call. */
+TEST_WITH(a_client_spins_no_less_after_long_sleeps, setup, teardown)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_wait wait;
+	uint64_t one = 1;
+
+	client->spin_budget_ns = 16; /* no sleep is as short as four times that */
+	pause_and_set_deadline();
+	for (int i = 0; i < 3; i++) {
+		wait = (struct kvt_wait){ .started = false };
+		assert_int_equal(write(client->completion, &one, sizeof(one)), sizeof(one));
+		assert_int_equal(kvt_client_wait(client, &wait), -ETIMEDOUT);
+		assert_int_equal(wait.spin_until_ns - (wait.deadline_ns - client->timeout_ns), 16);
+	}
+	miss_deadline(-ETIMEDOUT);
 }
 
 TEST_WITH(what_is_to_be_given_back_waits_for_room, setup, teardown)
