@@ -95,7 +95,8 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(COUNTER, file_dropped_pages, "Pages that left the memory and were not written in time.") \
 	X(COUNTER, file_read_pages, "Pages read from the file.")                                   \
 	X(COUNTER, file_bad_pages, "Pages of the file that were not as they were written.")        \
-	X(GAUGE, file_off, "1 after the file's device failed.")                                    \
+	X(GAUGE, file_closed, "1 while the file is not read: its disk fails often, or is slow.")   \
+	X(GAUGE, file_bad_slots, "Places of the file whose disk failed, until the next start.")    \
 	X(GAUGE, helper_ready, "1 while a distributed store may be asked.")                        \
 	X(COUNTER, helper_starts, "Starts of the helper of a distributed store.")                  \
 	X(COUNTER, helper_read_pages, "Pages that the helper brought.")                            \
@@ -110,6 +111,6 @@ struct kvt_store_status {
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 328, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 336, "kvt_store_status");
 
 #endif

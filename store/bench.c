@@ -151,7 +151,7 @@ static int await_file(struct bench *bench)
 
 	poll(&ended, 1, -1);
 	kvt_tier_arrivals(&bench->tier);
-	return bench->file->off ? -EIO : 0;
+	return bench->file->bad_slots ? -EIO : 0;
 }
 
 /* Let n new pages come into memory, and as many old ones leave it. */

@@ -10,9 +10,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/keep/backoff.h"
 #include "shm/assert.h"
+#include "shm/clock.h"
 #include "store/crc32c.h"
 #include "store/file_state.h"
+
+#define SECOND_NS 1000000000ull
+#define MINUTE_NS (60 * SECOND_NS)
+#define ERRORS_MOST 10u /* in a minute: one more closes the file */
+#define CLOSED_MOST_NS (60 * MINUTE_NS)
+#define SLOW_NS (SECOND_NS / 4) /* of a read */
+#define SLOW_MOST_NS (30 * SECOND_NS)
+#define MEAN_READS 8u
 
 /* ---- slots */
 
@@ -96,6 +106,7 @@ void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole)
 	uint64_t offset = offset_of(file, op->slot);
 
 	KVT_ASSERT(sqe);
+	op->begun_ns = (uint64_t)kvt_now_ns();
 	op->parts[0] = (struct iovec){ op->header, KVT_FILE_BLOCK };
 	if (whole)
 		op->parts[1] = (struct iovec){ kvt_tier_record(file->tier, op->entry),
@@ -126,12 +137,67 @@ struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result)
 	return op;
 }
 
-void kvt_file_turn_off(struct kvt_file *file, const char *what, int error)
+/* ---- trouble */
+
+bool kvt_file_is_closed(const struct kvt_file *file)
 {
-	if (!file->off)
-		fprintf(stderr, "kvtstored: cannot %s %s: %s; the file is not used until the next "
-			"start\n", what, file->path, strerror(-error));
-	file->off = true;
+	uint64_t until_ns = file->trouble.closed_until_ns;
+
+	return until_ns && (uint64_t)kvt_now_ns() < until_ns;
+}
+
+static bool is_readable(const struct kvt_file *file)
+{
+	uint64_t until_ns = file->trouble.slow_until_ns;
+
+	return !kvt_file_is_closed(file) && !(until_ns && (uint64_t)kvt_now_ns() < until_ns);
+}
+
+void kvt_file_failed(struct kvt_file *file, const char *what, int error)
+{
+	struct kvt_file_trouble *trouble = &file->trouble;
+	uint64_t now = (uint64_t)kvt_now_ns(), closed_ns;
+
+	if (kvt_file_is_closed(file))
+		return; /* it was in flight then */
+	if (now - trouble->minute_ns > 2 * CLOSED_MOST_NS)
+		trouble->closures = 0;
+	if (now - trouble->minute_ns > MINUTE_NS) {
+		trouble->minute_ns = now;
+		trouble->errors = 0;
+	}
+	if (trouble->errors++ == 0)
+		fprintf(stderr, "kvtstored: cannot %s %s: %s; the place of a page that fails is "
+			"not used until the next start\n", what, file->path, strerror(-error));
+	if (trouble->errors <= ERRORS_MOST)
+		return;
+	closed_ns = kvt_backoff_ns(++trouble->closures, MINUTE_NS, CLOSED_MOST_NS);
+	trouble->closed_until_ns = now + closed_ns;
+	trouble->errors = 0;
+	fprintf(stderr, "kvtstored: %s fails again and again: it is not used for %llu s\n",
+		file->path, (unsigned long long)(closed_ns / SECOND_NS));
+}
+
+/* Note how long a read took. */
+static void note_read(struct kvt_file *file, uint64_t took_ns)
+{
+	struct kvt_file_trouble *trouble = &file->trouble;
+	uint64_t closed_ns;
+
+	if (!is_readable(file))
+		return; /* it was in flight then */
+	trouble->mean_ns += took_ns / MEAN_READS - trouble->mean_ns / MEAN_READS;
+	if (++trouble->reads == MEAN_READS)
+		trouble->slow_closures = 0;
+	if (trouble->mean_ns <= SLOW_NS)
+		return;
+	closed_ns = kvt_backoff_ns(++trouble->slow_closures, SECOND_NS, SLOW_MOST_NS);
+	trouble->slow_until_ns = (uint64_t)kvt_now_ns() + closed_ns;
+	trouble->mean_ns = 0;
+	trouble->reads = 0;
+	if (trouble->slow_closures == 1)
+		fprintf(stderr, "kvtstored: reads of %s take more than %llu ms: it is not read "
+			"for seconds\n", file->path, (unsigned long long)(SLOW_NS / 1000000));
 }
 
 static bool is_whole(const struct kvt_file *file, int result)
@@ -157,7 +223,7 @@ bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused)
 
 	if (slot)
 		kvt_index_touch(&file->slots, slot);
-	return !slot && !file->off && (unused || e->used);
+	return !slot && !kvt_file_is_closed(file) && (unused || e->used);
 }
 
 bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare)
@@ -196,18 +262,19 @@ static bool ready(void *self)
 {
 	const struct kvt_file *file = self;
 
-	return file->off || (file->n_spares > 0 && file->in_flight[KVT_FILE_WRITE] < file->depth);
+	return kvt_file_is_closed(file) ||
+	       (file->n_spares > 0 && file->in_flight[KVT_FILE_WRITE] < file->depth);
 }
 
 static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
 {
-	bool full = result == -ENOSPC || result == -EDQUOT;
-
-	if (result < 0 && !full)
-		kvt_file_turn_off(file, "write", result);
 	if (op->spare)
 		file->spares[file->n_spares++] = op->entry;
-	if (!is_whole(file, result) || kvt_index_find(&file->slots, &op->page) ||
+	if (result < 0) {
+		kvt_file_failed(file, "write", result);
+		file->bad_slots++; /* it stays private */
+		file->dropped++;
+	} else if (!is_whole(file, result) || kvt_index_find(&file->slots, &op->page) ||
 	    !kvt_file_slot_ok(file, (const struct kvt_file_slot *)op->header)) {
 		kvt_index_drop(&file->slots, op->slot);
 		file->dropped++;
@@ -241,14 +308,15 @@ static bool has(void *self, const struct kvt_chain *page)
 {
 	struct kvt_file *file = self;
 
-	return !file->off && (kvt_index_find(&file->slots, page) || write_of(file, page));
+	return is_readable(file) && (kvt_index_find(&file->slots, page) || write_of(file, page));
 }
 
 static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 {
 	struct kvt_file *file = self;
-	uint32_t slot = file->off ? 0 : kvt_index_find(&file->slots, page);
-	const struct kvt_file_op *write = file->off || slot ? NULL : write_of(file, page);
+	bool readable = is_readable(file);
+	uint32_t slot = readable ? kvt_index_find(&file->slots, page) : 0;
+	const struct kvt_file_op *write = readable && !slot ? write_of(file, page) : NULL;
 	struct kvt_file_op *op;
 
 	if (!slot && !write)
@@ -276,11 +344,18 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int re
 	bool found = kvt_index_unpin(&file->slots, op->slot);
 	bool good = found && is_whole(file, result) && sealed(file, op);
 
-	if (result < 0)
-		kvt_file_turn_off(file, "read", result);
 	/* A good one is touched again when the page leaves the memory, after those behind it. */
 	if (!good && found)
 		kvt_index_drop(&file->slots, op->slot);
+	if (result < 0) {
+		uint32_t slot = kvt_index_take(&file->slots);
+
+		KVT_ASSERT(slot == op->slot); /* the last one that became free */
+		kvt_file_failed(file, "read", result);
+		file->bad_slots++;
+	} else {
+		note_read(file, (uint64_t)kvt_now_ns() - op->begun_ns);
+	}
 	file->read += good;
 	file->bad += !good;
 	return good;
@@ -324,6 +399,7 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		.dropped = file->dropped,
 		.read = file->read,
 		.bad = file->bad,
-		.off = file->off,
+		.bad_slots = file->bad_slots,
+		.closed = !is_readable(file),
 	};
 }

@@ -15,6 +15,10 @@
  * start looks at headers only, a load at both. So a torn write, a flipped bit or a truncated file
  * costs pages, and no page is wrong. Without a checkpoint of the last start, all headers are read.
  *
+ * An operation that fails costs its slot, which is not used until the next start. More than ten in
+ * a minute close the file for a minute, which doubles to an hour. Reads that take 250 ms in the
+ * mean close it for reads, for 1 to 30 s: computing is quicker then.
+ *
  * A page that leaves the memory is written from where it lies. Its record is exchanged for a spare
  * one. If too many writes are in flight, the page is dropped and counted.
  */
@@ -76,7 +80,8 @@ struct kvt_file_counts {
 	uint64_t bytes, room_pages, pages; /* now */
 	uint64_t written, dropped; /* pages; `dropped`: not written in time, or not at all */
 	uint64_t read, bad; /* pages; `bad`: not what was written */
-	bool off; /* the device failed */
+	uint64_t bad_slots; /* whose device failed */
+	bool closed; /* now: it failed often, or is slow */
 };
 
 /** Round up to whole blocks. */

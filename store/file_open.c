@@ -500,7 +500,7 @@ static bool drain(struct kvt_file *file)
 	int rc = io_uring_wait_cqe(&file->ring, &cqe);
 
 	if (rc != 0 && rc != -EINTR)
-		kvt_file_turn_off(file, "wait for", rc);
+		kvt_file_failed(file, "wait for", rc);
 	while (rc == 0 && kvt_tier_arrivals(file->tier))
 		;
 	return rc == 0 || rc == -EINTR;
@@ -530,7 +530,7 @@ static void write_pages(struct kvt_file *file, const uint32_t *order, uint32_t n
 	struct kvt_progress_line line;
 
 	kvt_progress_begin(&line, false);
-	for (uint32_t i = 0; i < n && !(stop && *stop) && !file->off; i++) {
+	for (uint32_t i = 0; i < n && !(stop && *stop) && !kvt_file_is_closed(file); i++) {
 		uint32_t entry = order[n - 1 - i];
 
 		while (kvt_file_wants(file, entry, true) && !kvt_file_write(file, entry, false) &&
@@ -564,13 +564,13 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	free(order);
 }
 
-/* Write the head of a file in use. False: the file is turned off. */
+/* Write the head of a file in use. False: it is as it was. */
 static bool keep_head(struct kvt_file *file)
 {
 	int rc = write_head(file);
 
 	if (rc != 0)
-		kvt_file_turn_off(file, "write", rc);
+		kvt_file_failed(file, "write", rc);
 	return rc == 0;
 }
 
@@ -650,7 +650,7 @@ void kvt_file_close(struct kvt_file *file, const volatile int *stop)
 	if (!file)
 		return;
 	write_memory(file, stop);
-	if (!file->off)
+	if (!kvt_file_is_closed(file))
 		write_checkpoint(file); /* without it the next start reads all headers */
 	release(file);
 }

@@ -25,8 +25,19 @@ struct kvt_file_op {
 	uint32_t slot; /* of a read, 0: it was copied out of a write */
 	uint32_t entry; /* of the memory */
 	bool spare;     /* of a write: its record becomes a spare one */
+	uint64_t begun_ns;
 	uint8_t *header; /* a block */
 	struct iovec parts[2];
+};
+
+/* Errors and slow reads, each of which closes the file for a while, which doubles. */
+struct kvt_file_trouble {
+	uint64_t minute_ns;       /* begin of the minute that errors are counted in */
+	uint32_t errors, closures;
+	uint64_t closed_until_ns; /* 0: open */
+	uint64_t mean_ns;         /* of a read, over about eight */
+	uint32_t reads, slow_closures; /* reads since the last of these */
+	uint64_t slow_until_ns;   /* closed for reads */
 };
 
 struct kvt_file {
@@ -39,7 +50,8 @@ struct kvt_file {
 	struct kvt_index slots; /* entry e is slot e */
 	struct kvt_file_head head; /* as in the file */
 	uint64_t next_write;
-	bool all, off;
+	bool all;
+	struct kvt_file_trouble trouble;
 	uint32_t depth; /* of each kind */
 	uint32_t in_flight[KVT_FILE_KINDS];
 	uint32_t spares[KVT_FILE_DEPTH_MOST], n_spares; /* private entries of the memory */
@@ -48,6 +60,7 @@ struct kvt_file {
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
 	uint64_t written, dropped, read, bad;
+	uint64_t bad_slots; /* an operation on them failed: PRIVATE until the next start */
 };
 
 /* ---- file.c */
@@ -61,8 +74,10 @@ void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op);
 void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole);
 /** Return an operation that ended, with the result of its system call. NULL: there is none. */
 struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result);
-/** Use the file no longer, and say so once. */
-void kvt_file_turn_off(struct kvt_file *file, const char *what, int error);
+/** Note that the disk failed. Many failures in a minute close the file. */
+void kvt_file_failed(struct kvt_file *file, const char *what, int error);
+/** Return true while the file is closed after failures. */
+bool kvt_file_is_closed(const struct kvt_file *file);
 /** Check whether a page of the memory should be written; `unused`: also one that was never used. */
 bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
 /** Start to write a page of the memory. `spare`: its record becomes a spare one. False: too many

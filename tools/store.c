@@ -129,9 +129,11 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 		snprintf(why, bytes, "it has no daemon: is kvtrunkd running? Its log says why");
 		return true;
 	}
-	if (status->file_off) {
-		snprintf(why, bytes, "the disk of its file failed: the store's log has the error; "
-			 "it uses no file until it is restarted");
+	if (status->file_bad_slots || status->file_closed) {
+		snprintf(why, bytes, "the disk of its file %s (%llu places are lost): the store's "
+			 "log has the error; it does without them until it is restarted",
+			 status->file_closed ? "fails, or is slow: it is closed for a while" :
+			 "failed", (unsigned long long)status->file_bad_slots);
 		return true;
 	}
 	if (status->unloaded_ns < ALARM_NS ||

@@ -57,7 +57,7 @@ static void close_file(bool orderly)
 	if (orderly) {
 		kvt_file_close(file, &no_stop);
 	} else { /* as far as the file shows: killed */
-		file->off = true;
+		file->trouble.closed_until_ns = UINT64_MAX;
 		kvt_file_close(file, &at_once);
 	}
 	kvt_tier_destroy(&tier);
@@ -281,7 +281,7 @@ TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, sto
 	for (uint32_t i = 1; i <= 5; i++)
 		assert_int_equal(comes_back(i), i == 5);
 	assert_int_equal(file->bad, 4);
-	assert_false(file->off);
+	assert_int_equal(file->bad_slots, 0);
 	assert_int_equal(file->slots.n_found, 1);
 	store_pages(1, 4); /* their slots are used again */
 	for (uint32_t i = 1; i <= 5; i++)
@@ -333,7 +333,7 @@ TEST_WITH(a_file_that_is_truncated_loses_pages_only, start, stop)
 	assert_int_equal(truncate(path, (off_t)(slot_at(3) + 100)), 0);
 	for (uint32_t i = 1; i <= 5; i++)
 		assert_int_equal(comes_back(i), i < 3);
-	assert_false(file->off);
+	assert_int_equal(file->bad_slots, 0);
 	close_file(true);
 	assert_int_equal(truncate(path, (off_t)(KVT_FILE_BLOCK + SLOT_BYTES)), 0);
 	assert_int_equal(open_file(), 0);
@@ -343,34 +343,115 @@ TEST_WITH(a_file_that_is_truncated_loses_pages_only, start, stop)
 	assert_true(comes_back(10 + SLOTS - 2));
 }
 
-TEST_WITH(a_device_that_fails_is_not_used_again, start, stop)
+/* Have reads and writes fail: address 0 and those behind are mapped in no process, so there they
+ * are EIO. Returns the descriptor of the file, for mend_device(). */
+static int break_device(void)
 {
-	/* Address 0 and those behind are mapped in no process: reads and writes there are EIO. */
-	int bad = open("/proc/self/mem", O_RDWR);
+	int good = dup(file->fd), bad = open("/proc/self/mem", O_RDWR);
 
-	store_pages(1, 2);
 	assert_int_equal(dup2(bad, file->fd), file->fd);
 	close(bad);
-	assert_false(comes_back(1));
-	assert_true(file->off);
-	assert_int_equal(file->bad, 1);
-	assert_false(comes_back(2));
-	store_pages(3, 1);
-	assert_int_equal(file->written, 2);
-	assert_int_equal(file->n_spares, 2);
+	return good;
 }
 
-TEST_WITH(a_device_that_cannot_be_written_is_not_used_again, start, stop)
+static void mend_device(int good)
 {
-	int bad = open("/proc/self/mem", O_RDWR);
+	assert_int_equal(dup2(good, file->fd), file->fd);
+	close(good);
+}
 
-	assert_int_equal(dup2(bad, file->fd), file->fd);
-	close(bad);
+TEST_WITH(a_read_that_fails_costs_its_slot, start, stop)
+{
+	int good;
+
+	store_pages(1, 2);
+	good = break_device();
+	assert_false(comes_back(1));
+	mend_device(good);
+	assert_int_equal(file->bad, 1);
+	assert_int_equal(file->bad_slots, 1);
+	assert_true(comes_back(2));
+	store_pages(10, SLOTS); /* all that are left are used, and not that one */
+	assert_int_equal(file->slots.n_found, SLOTS - 1);
+	assert_false(comes_back(10));
+	for (uint32_t i = 11; i < 10 + SLOTS; i++)
+		assert_true(comes_back(i));
+	close_file(true);
+	assert_int_equal(open_file(), 0);
+	store_pages(50, SLOTS);
+	assert_int_equal(file->slots.n_found, SLOTS);
+}
+
+TEST_WITH(a_write_that_fails_costs_its_slot, start, stop)
+{
+	int good = break_device();
+
 	store_pages(1, 1);
-	assert_true(file->off);
+	mend_device(good);
 	assert_int_equal(file->written, 0);
+	assert_int_equal(file->dropped, 1);
+	assert_int_equal(file->bad_slots, 1);
 	assert_int_equal(file->n_spares, 2);
-	assert_int_equal(file->slots.n_found, 0);
+	assert_false(comes_back(1));
+	store_pages(1, SLOTS - 1);
+	assert_int_equal(file->slots.n_found, SLOTS - 1);
+}
+
+TEST_WITH(a_device_that_fails_often_is_closed_for_a_while, start, stop)
+{
+	int good;
+
+	store_pages(1, 20);
+	good = break_device();
+	for (uint32_t i = 1; i <= 10; i++)
+		assert_false(comes_back(i));
+	assert_false(kvt_file_is_closed(file));
+	assert_false(comes_back(11));
+	assert_true(kvt_file_is_closed(file));
+	assert_false(comes_back(12));
+	store_pages(30, 1);
+	assert_int_equal(file->bad_slots, 11);
+	mend_device(good);
+	file->trouble.closed_until_ns = 1; /* the minute has passed */
+	assert_true(comes_back(12));
+	assert_int_equal(file->trouble.closures, 1);
+}
+
+/* Read a page that seems to have taken so long. */
+static bool comes_back_after(uint32_t i, uint64_t took_ns)
+{
+	struct kvt_chain page = name(i), none = { { 0 } };
+
+	if (kvt_tier_bring(&tier, &page, &none) != -EINPROGRESS)
+		return false;
+	for (uint32_t n = 0; n < 2 * file->depth; n++)
+		file->ops[n].begun_ns -= took_ns;
+	settle();
+	return comes_back(i);
+}
+
+TEST_WITH(a_disk_that_is_slow_is_not_read_for_a_while, start, stop)
+{
+	store_pages(1, 12);
+	for (uint32_t i = 1; i <= 8; i++) /* seldom: that is no slow disk */
+		assert_true(comes_back_after(i, i == 4 ? 1900000000 : 0));
+	for (uint32_t turn = 0; turn < 2; turn++) {
+		uint32_t slow = 0;
+
+		for (; !kvt_file_count(file).closed; slow++)
+			assert_true(comes_back_after(1, 1000000000));
+		assert_in_range(slow, 2, 3);
+		assert_false(comes_back(4));
+		assert_false(kvt_file_is_closed(file));
+		store_pages(20 + turn, 1); /* it is written all the same */
+		assert_int_equal(file->trouble.slow_closures, turn + 1);
+		file->trouble.slow_until_ns = 1;
+		assert_true(comes_back(20 + turn));
+	}
+	for (uint32_t i = 1; i <= 8; i++)
+		assert_true(comes_back(i));
+	assert_int_equal(file->trouble.slow_closures, 0);
+	assert_int_equal(file->bad_slots, 0);
 }
 
 /* Also its slots: the start after a crash reads them. */
@@ -414,15 +495,12 @@ TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 
 TEST_WITH(what_is_dropped_after_a_failure_is_not_found_by_a_start, start, stop)
 {
-	int good = dup(file->fd), bad = open("/proc/self/mem", O_RDWR);
+	int good;
 
 	store_pages(1, 2);
-	assert_int_equal(dup2(bad, file->fd), file->fd);
+	good = break_device();
 	assert_false(comes_back(1));
-	assert_true(file->off);
-	assert_int_equal(dup2(good, file->fd), file->fd);
-	close(good);
-	close(bad);
+	mend_device(good);
 	kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
 	close_file(true);
 	assert_int_equal(open_file(), 0);
