@@ -56,11 +56,14 @@ static uint32_t tree_find(const struct tree *tree, uint32_t id)
 	return low < tree->n_nodes && tree->nodes[low].node == id ? low : tree->n_nodes;
 }
 
-/* Order children by root key and first keys: two drawings of a tree are equal. */
+/* Order children by uses, most first, then by root key and first keys: two drawings of a tree are
+ * equal. */
 static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_node *b)
 {
-	int order = (a->root_key > b->root_key) - (a->root_key < b->root_key);
+	int order = (b->uses > a->uses) - (b->uses < a->uses);
 
+	if (!order)
+		order = (a->root_key > b->root_key) - (a->root_key < b->root_key);
 	for (unsigned int i = 0; i < 4 && !order; i++)
 		order = (a->keys[i] > b->keys[i]) - (a->keys[i] < b->keys[i]);
 	return order ? order < 0 : a->node < b->node;

@@ -52,7 +52,7 @@ static const struct command {
 	{ "clients", "", "sessions and what they hold", "", kvt_admin_clients, false },
 	{ "namespaces", "", "namespaces and what they cache", "", kvt_admin_namespaces, false },
 	{ "tree", "[--lines N] [--depth N] [--namespace NAMESPACE]", "draw the tree",
-	  "NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
+	  "Of runs with one beginning the most used ones first. NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
 	{ "page", "PAGE", "a page's state, its owner or place", "PAGE is its number.\n",
 	  kvt_admin_page, false },
 	{ "feed", "[--snapshot]", "what becomes cached, and what stops being so",

@@ -160,6 +160,12 @@ expect 0 "matches any more" "$kvtctl" reset
 say "a match ns=blue keys=1..8" '"matched":0'
 json "$kvtctl" reset --json
 expect 0 "nothing is cached" "$kvtctl" tree
+for keys in 1..4 50..53 50..54; do
+	say "a s=begin ns=blue keys=$keys" '"lease"'
+	say "a end lease=s computed=4" '"ok":true'
+done
+[ "$("$kvtctl" tree | grep -oE 'keys [0-9]+' | paste -sd ,)" = "keys 50,keys 1" ] ||
+	fail "the most used run is not the first: $("$kvtctl" tree)"
 say "nonsense" '"error":"EPARSE"'
 
 first="first of namespace 1"
