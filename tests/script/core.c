@@ -123,6 +123,9 @@ static int start(const char *options)
 	core.max_nodes = (uint32_t)config.max_nodes;
 	core.max_leases = (uint32_t)config.max_leases;
 	core.max_private_pages = (uint32_t)config.max_private_pages.value;
+	core.soft_private = config.max_private_pages.percent;
+	if (core.soft_private)
+		core.max_private_pages = (core.n_pages - 1) * core.max_private_pages / 100;
 	core.max_op_keys = (uint32_t)config.max_op_keys;
 	core.max_namespaces = (uint32_t)config.max_namespaces;
 	core.policy = config.policy;
