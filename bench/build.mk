@@ -2,7 +2,7 @@
 # kvtbench: measures the daemon through libkvtrunk, and the core in process.
 
 BENCH_SRC := $(wildcard bench/*.c bench/attacks/*.c)
-BENCH_OBJ := $(call objs,$(BENCH_SRC))
+BENCH_OBJ := $(call objs,$(BENCH_SRC) shm/stdio.c)
 LAB_ARCHIVES := $(O)/libkvtlab.a $(O)/libkvttools.a
 
 $(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(call objs,daemon/log/feed.c) $(CLIENT_OBJ) \
@@ -10,7 +10,7 @@ $(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(call objs,daemon/log/feed.c) $(CLI
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(LAB_LIBS) -lpthread
 
 # kvtbench-restart: how long requests wait while one daemon follows another.
-$(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c)) $(LAB_ARCHIVES) \
+$(O)/kvtbench-restart: $(call objs,$(wildcard bench/restart/*.c) shm/stdio.c) $(LAB_ARCHIVES) \
 		$(CLIENT_OBJ) $(SHM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@
 

@@ -6,6 +6,7 @@
  * Caller: kvtlab bench executes it. */
 
 #include "bench/bench.h"
+#include "shm/stdio.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -209,6 +210,7 @@ int main(int argc, char **argv)
 	unsigned int wanted;
 	int rc = 0;
 
+	kvt_stdio_begin("kvtbench");
 	choose_cpus(&options);
 	wanted = parse(argc, argv, &options);
 	if (!options.data)

@@ -198,5 +198,5 @@ int main(void)
 	}
 	if (engine.client)
 		kvt_client_close(engine.client, KVT_IDLE);
-	return rc != 0;
+	return rc != 0 || ferror(stdout);
 }

@@ -28,6 +28,7 @@
 #include "bench/attn/floor.h"
 #include "bench/attn/gpu.h"
 #include "kvt_kernels.h"
+#include "shm/stdio.h"
 
 #define Q_HEADS 32
 #define KV_HEADS 8
@@ -705,6 +706,7 @@ int main(int argc, char **argv)
 	cpu_set_t set;
 	uint32_t n_threads = 1;
 
+	kvt_stdio_begin("kvtbench-attn");
 	options_parse(argc, argv);
 	if (sched_getaffinity(0, sizeof set, &set) == 0)
 		n_threads = (uint32_t)CPU_COUNT(&set);

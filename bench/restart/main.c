@@ -22,6 +22,7 @@
 #include "shm/atomic.h"
 #include "lab/daemon.h"
 #include "shm/clock.h"
+#include "shm/stdio.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */
@@ -363,6 +364,7 @@ int main(int argc, char **argv)
 	};
 	int option;
 
+	kvt_stdio_begin("kvtbench-restart");
 	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
 		if (option == 'p')
 			options.positions = (uint32_t)strtoul(optarg, NULL, 0);

@@ -66,7 +66,7 @@ static void parse(struct ask *ask, int argc, char **argv)
 		case 'f': ask->first = number("first", optarg, 1u << 20); break;
 		case 't': ask->turns = number("turns", optarg, 1u << 10); break;
 		case 'a': ask->answers = true; break;
-		case 'h': fputs(usage, stdout); exit(0);
+		case 'h': fputs(usage, stdout); exit(fflush(stdout) != 0);
 		default: fputs("Try prices --help.\n", stderr); exit(2);
 		}
 	}
