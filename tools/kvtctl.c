@@ -45,14 +45,15 @@ static const struct command {
 	{ "metrics", "", "the same as status and more, in the text format of Prometheus", "",
 	  kvt_admin_metrics, false },
 	{ "top", "[--once | --lines] [--interval-ms N]", "watch it work; q leaves",
-	  "--once            one frame, of the time since the daemon's start\n"
+	  "--once            one frame: rates since cache, process, session began\n"
 	  "--lines           one line for each interval, until interrupted; also into a pipe\n"
 	  "--interval-ms N   50 to 3600000 (1000)\n",
 	  kvt_admin_top, false },
 	{ "clients", "", "sessions and what they hold", "", kvt_admin_clients, false },
 	{ "namespaces", "", "namespaces and what they cache", "", kvt_admin_namespaces, false },
 	{ "tree", "[--lines N] [--depth N] [--namespace NAMESPACE]", "draw the tree",
-	  "Of runs with one beginning the most used ones first. NAMESPACE is its label, or as for remove.\n", kvt_admin_tree, false },
+	  "The most used runs first. NAMESPACE is its label, or as for remove.\n",
+	  kvt_admin_tree, false },
 	{ "page", "PAGE", "a page's state, its owner or place", "PAGE is its number.\n",
 	  kvt_admin_page, false },
 	{ "feed", "[--snapshot]", "what becomes cached, and what stops being so",

@@ -3,8 +3,9 @@
 /**
  * @file top.c
  * kvtctl top: a daemon at work, in frames or in one line per interval. Rates and latencies are
- * those between two frames; those of the first frame and of --once, since the daemon's start. A
- * frame is cut to the window.
+ * those between two frames. In the first frame and with --once they are of the time in which was
+ * counted: what the cache counts since it began, operations since the process started, those of a
+ * session since it opened. A frame is cut to the window.
  *
  * Plain ANSI sequences only, for every terminal and tmux.
  */
@@ -52,7 +53,8 @@ struct top {
 	unsigned int rows_left;
 	unsigned int columns; /* 0: no limit */
 	struct history history;
-	double seconds;          /* between the two samples */
+	double seconds;          /* between the two samples, for what the cache counts */
+	double process_seconds;  /* for what the process counts */
 	struct sample now, before; /* `before` all zero: since the start */
 };
 
@@ -90,10 +92,13 @@ static bool comparable(const struct sample *now, const struct sample *before)
 	       before->status.now_ns < now->status.now_ns;
 }
 
+static double seconds(uint64_t ns)
+{
+	return ns ? (double)ns / 1e9 : 1e-9;
+}
+
 static void shift(struct top *top, const struct sample *fresh)
 {
-	uint64_t ns;
-
 	free(top->before.clients);
 	top->before = top->now;
 	top->now = *fresh;
@@ -102,8 +107,9 @@ static void shift(struct top *top, const struct sample *fresh)
 		memset(&top->before, 0, sizeof(top->before));
 		top->before.status.now_ns = top->now.status.cache_started_ns;
 	}
-	ns = top->now.status.now_ns - top->before.status.now_ns;
-	top->seconds = ns ? (double)ns / 1e9 : 1e-9;
+	top->seconds = seconds(top->now.status.now_ns - top->before.status.now_ns);
+	top->process_seconds = top->before.status.daemon_pid ? top->seconds :
+			       seconds(top->now.status.now_ns - top->now.status.started_ns);
 }
 
 /* ---- what is drawn */
@@ -134,6 +140,12 @@ static double rate(const struct top *top, uint64_t now, uint64_t before)
 	return (double)(now - before) / top->seconds;
 }
 
+/* Of what the process counts. */
+static double process_rate(const struct top *top, uint64_t now, uint64_t before)
+{
+	return (double)(now - before) / top->process_seconds;
+}
+
 static uint64_t all_operations(const struct kvt_admin_status *status)
 {
 	uint64_t n = 0;
@@ -154,7 +166,8 @@ static double hits_percent(const struct top *top)
 
 static double operations_rate(const struct top *top)
 {
-	return rate(top, all_operations(&top->now.status), all_operations(&top->before.status));
+	return process_rate(top, all_operations(&top->now.status),
+			    all_operations(&top->before.status));
 }
 
 static void remember(struct top *top)
@@ -233,7 +246,7 @@ static void draw_head(struct top *top)
 	     kvt_size_text(status->page_bytes, page, sizeof(page)),
 	     (unsigned long long)status->counters.live_nodes, status->max_nodes,
 	     (unsigned long long)status->counters.live_namespaces,
-	     rate(top, status->sleeps, top->before.status.sleeps));
+	     process_rate(top, status->sleeps, top->before.status.sleeps));
 }
 
 /* Draw the parts of the pool to scale, protected pages first: they cannot be evicted. */
@@ -312,20 +325,20 @@ static void draw_operations(struct top *top)
 			continue;
 		}
 		line(top, "  %-8s %12.0f %10s %10s %10s", kvt_op_name(op),
-		     (double)n / top->seconds,
+		     (double)n / top->process_seconds,
 		     kvt_age_text((now->op_ns[op] - before->op_ns[op]) / n, mean, sizeof(mean)),
 		     kvt_age_text(kvt_histogram_ns(buckets, 0.5), half, sizeof(half)),
 		     kvt_age_text(kvt_histogram_ns(buckets, 0.99), most, sizeof(most)));
 	}
 }
 
-static uint64_t operations_before(const struct top *top, const struct kvt_admin_client *client)
+static double client_rate(const struct top *top, const struct kvt_admin_client *client)
 {
 	for (uint32_t i = 0; i < top->before.n_clients; i++)
 		if (top->before.clients[i].session == client->session &&
 		    top->before.clients[i].generation == client->generation)
-			return top->before.clients[i].operations;
-	return 0;
+			return rate(top, client->operations, top->before.clients[i].operations);
+	return (double)client->operations / seconds(client->age_ns);
 }
 
 static int compare_clients(const void *a, const void *b)
@@ -359,8 +372,7 @@ static void draw_client(struct top *top, const struct kvt_table *table,
 		      sizeof(hits));
 	snprintf(refused, sizeof(refused), "%llu",
 		 (unsigned long long)kvt_refused_all(client->tally.refused));
-	snprintf(ops, sizeof(ops), "%.0f",
-		 rate(top, client->operations, operations_before(top, client)));
+	snprintf(ops, sizeof(ops), "%.0f", client_rate(top, client));
 	kvt_table_row(table, &row, cells);
 	line(top, "%s", row.bytes);
 	kvt_text_free(&row);
