@@ -63,7 +63,8 @@ enum kvt_sqe_flag {
 	KVT_F_FORCE_MISS = 1u << 5, /* BEGIN: reuse nothing */
 	KVT_F_COMMIT = 1u << 6,     /* END: with a last COMMIT */
 	KVT_F_TTL = 1u << 7,        /* INSERT: ttl_ms counts; without it entries never expire, as
-				     * those of COMMIT and all that they continue */
+				     * those of COMMIT and all that they continue. Pages behind
+				     * the keys of an INSERT keep their life and priority */
 	KVT_F_WAIT = 1u << 8,       /* BEGIN: wait up to ttl_ms for what others compute of it */
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
 	KVT_F_NO_PAGES = 1u << 10,  /* BEGIN: lock and announce, but give no private pages: EXTEND

@@ -156,15 +156,26 @@ struct insert_plan {
 	uint32_t pages; /* given */
 	uint32_t fresh; /* of those, without a slot */
 	uint32_t twins; /* of those, duplicates */
+	uint64_t expiry_ns;
 	struct kvt_walk walk;
 	struct kvt_need need;
 };
+
+/** True if INSERT raises priority or expiry of its last node, which then must end where it ends. */
+static bool raises_last(const struct kvt_core *core, const struct kvt_sqe *sqe,
+			const struct insert_plan *plan)
+{
+	const struct kvt_node *node = kvt_node_at(core, plan->walk.node);
+
+	return sqe->priority > node->priority || plan->expiry_ns > node->expiry_ns;
+}
 
 static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct insert_plan *plan)
 {
 	const struct kvt_sqe *sqe = op->sqe;
 	uint32_t existing, words;
 	int error, reason;
+	bool exact;
 
 	plan->pages = sqe->n_keys / core->ps;
 	error = kvt_walk_entry(core, op, plan->pages, &plan->walk);
@@ -190,7 +201,9 @@ static int insert_plan(struct kvt_core *core, struct kvt_op_context *op, struct 
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, words);
 	if (plan->fresh > 0 && !kvt_walk_ends_new(core, op, &plan->walk))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_KEYS_CHANGED, 0);
-	kvt_need_compute(core, &plan->walk, plan->fresh, sqe->flags & KVT_F_LOCK, &plan->need);
+	exact = sqe->flags & KVT_F_LOCK ||
+		(plan->walk.node != KVT_NONE && raises_last(core, sqe, plan));
+	kvt_need_compute(core, &plan->walk, plan->fresh, exact, &plan->need);
 	if (kvt_need_nodes(core, plan->walk.node, &plan->need))
 		return kvt_refuse(op, -ENOSPC, KVT_REASON_NODES, 0);
 	return 0;
@@ -271,14 +284,14 @@ static int insert_nothing(struct kvt_core *core, struct kvt_op_context *op)
 static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 {
 	const struct kvt_sqe *sqe = op->sqe;
-	uint64_t expiry = sqe->flags & KVT_F_TTL ? core->now_ns + sqe->ttl_ms * 1000000ull :
-						   KVT_NEVER;
-	struct insert_plan plan = { 0 };
+	struct insert_plan plan = { .expiry_ns = KVT_NEVER };
 	uint32_t deepest = KVT_NONE;
 	int error;
 
 	if (core->config.disabled)
 		return insert_nothing(core, op);
+	if (sqe->flags & KVT_F_TTL)
+		plan.expiry_ns = core->now_ns + sqe->ttl_ms * 1000000ull;
 	error = insert_plan(core, op, &plan);
 	core->record.pages = core->op_pages;
 	core->record.n_pages = plan.pages;
@@ -291,9 +304,9 @@ static int op_insert(struct kvt_core *core, struct kvt_op_context *op)
 		if (plan.fresh > 0)
 			deepest = kvt_grow(core, deepest, plan.walk.root_key, core->first_page,
 					   kvt_walk_rest(core, op, &plan.walk), plan.fresh,
-					   sqe->priority, expiry);
+					   sqe->priority, plan.expiry_ns);
 		insert_seal(core, op, &plan, deepest);
-		kvt_path_raise(core, deepest, sqe->priority, expiry);
+		kvt_path_raise(core, deepest, sqe->priority, plan.expiry_ns);
 		if (!(sqe->flags & KVT_F_CHUNKED))
 			kvt_path_count_use(core, deepest);
 		kvt_path_touch(core, deepest);

@@ -174,7 +174,9 @@ static int insert_nodes(struct kvt_oracle *o, const struct insert *in)
 	const struct model_node *last = model_node(o, in->walk.node);
 	bool lock = run->record->sqe.flags & KVT_F_LOCK;
 	bool inside = last && model_end(last) > in->walk.pages;
-	bool split = inside && in->walk.pages > 0 && (lock || in->walk.pages < in->end);
+	bool raises = last && (run->priority > last->priority || run->expiry_ns > last->expiry_ns);
+	bool split = inside && in->walk.pages > 0 &&
+		     (lock || raises || in->walk.pages < in->end);
 	uint64_t most = (uint64_t)in->end - in->walk.pages + split;
 
 	if (in->end > 0 && !model_root(o, run->record->sqe.namespace_id))
@@ -246,13 +248,13 @@ static int insert_into_tree(struct kvt_oracle *o, struct insert *in, const uint3
 	if (sqe->flags & KVT_F_LOCK)
 		TRY(run_need_lease(o));
 	TRY(run_need_list(o, 2ull * duplicates + (sqe->flags & KVT_F_LOCK ? in->end : 0)));
+	run->priority = sqe->priority;
+	run->expiry_ns = sqe->flags & KVT_F_TTL ?
+				 run->record->now_ns + sqe->ttl_ms * 1000000ull : UINT64_MAX;
 	TRY(insert_nodes(o, in));
 	run->keys = run->record->keys;
 	run->root_key = run->record->root_key;
 	run->base = in->walk.named;
-	run->priority = sqe->priority;
-	run->expiry_ns = sqe->flags & KVT_F_TTL ?
-				 run->record->now_ns + sqe->ttl_ms * 1000000ull : UINT64_MAX;
 	TRY(events_follow(o, EVENT_BIT(KVT_EV_ROOT) | EVENT_BIT(KVT_EV_NEW) |
 				     EVENT_BIT(KVT_EV_SPLIT) | EVENT_BIT(KVT_EV_TRIM) |
 				     EVENT_BIT(KVT_EV_FREE)));
