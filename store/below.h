@@ -9,9 +9,11 @@
  *     has()      a load promises the page
  *     read()     the page is to be brought into the record of a private entry, and its `time`
  *     arrived()  ends each read(), in any order
+ *     turn()     does what takes long
  *     keep()     a page leaves the memory
  *
- * All are called with the lock of the memory, and no function waits. Between read() and arrived()
+ * All but turn() are called with the lock of the memory, and no function waits. turn() is called
+ * without it, before arrived(), by one thread at a time. Between read() and arrived()
  * the record belongs to the tier below. A tier that fails still ends its reads, as bad ones, once
  * nothing can write to their records.
  */
@@ -35,6 +37,7 @@ struct kvt_below {
 	uint32_t (*keep)(void *self, uint32_t entry);
 	/* With keep(): return true if it takes a page now, false if it will soon. */
 	bool (*ready)(void *self);
+	void (*turn)(void *self); /* NULL: nothing takes long */
 };
 
 #endif

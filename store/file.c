@@ -4,7 +4,8 @@
  * by tier.c through struct kvt_below; file_open.c makes and ends it.
  *
  * Invariants: an operation in flight owns a record of the memory and a slot: that of a write is
- * private, that of a read is pinned. The rings have room for all operations.
+ * private, that of a read is pinned. The rings have room for all operations. Checksums of records
+ * are computed without the lock of the memory, in turn().
  */
 #include <errno.h>
 #include <stdio.h>
@@ -44,7 +45,9 @@ bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *h
 	       header->crc == crc_of(*header) && header->generation >= file->head.first_write;
 }
 
-static void seal(struct kvt_file *file, const struct kvt_file_op *op, const uint8_t *record)
+/* Write the header of a page, but for its checksums. Its number is that of now: a drop before they
+ * are there counts. */
+static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
 {
 	struct kvt_file_slot header = {
 		.record_bytes = file->tier->record_bytes,
@@ -54,22 +57,25 @@ static void seal(struct kvt_file *file, const struct kvt_file_op *op, const uint
 
 	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
 	memcpy(header.key, op->page.digest, sizeof(header.key));
-	kvt_crc32c_quarters(record, header.record_bytes, header.record_crc);
-	header.crc = crc_of(header);
 	memset(op->header, 0, KVT_FILE_BLOCK);
 	memcpy(op->header, &header, sizeof(header));
+}
+
+static void seal(const struct kvt_file_op *op)
+{
+	struct kvt_file_slot *header = (struct kvt_file_slot *)op->header;
+
+	memcpy(header->record_crc, op->crc, sizeof(op->crc));
+	header->crc = crc_of(*header);
 }
 
 static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
 {
 	const struct kvt_file_slot *header = (const struct kvt_file_slot *)op->header;
-	uint32_t crc[4];
 
-	if (!kvt_file_slot_ok(file, header) ||
-	    memcmp(header->key, op->page.digest, sizeof(header->key)) != 0)
-		return false;
-	kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry), header->record_bytes, crc);
-	return memcmp(header->record_crc, crc, sizeof(crc)) == 0;
+	return kvt_file_slot_ok(file, header) &&
+	       memcmp(header->key, op->page.digest, sizeof(header->key)) == 0 &&
+	       memcmp(header->record_crc, op->crc, sizeof(op->crc)) == 0;
 }
 
 static uint32_t time_of(const struct kvt_file_op *op)
@@ -78,6 +84,25 @@ static uint32_t time_of(const struct kvt_file_op *op)
 }
 
 /* ---- operations */
+
+static void push(struct kvt_file_queue *queue, struct kvt_file_op *op)
+{
+	op->next = NULL;
+	if (queue->first)
+		queue->last->next = op;
+	else
+		queue->first = op;
+	queue->last = op;
+}
+
+static struct kvt_file_op *pop(struct kvt_file_queue *queue)
+{
+	struct kvt_file_op *op = queue->first;
+
+	if (op)
+		queue->first = op->next;
+	return op;
+}
 
 struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind kind)
 {
@@ -240,8 +265,8 @@ bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare)
 	op->entry = entry;
 	op->spare = spare;
 	op->page = page_at(file->tier, entry);
-	seal(file, op, kvt_tier_record(file->tier, entry));
-	kvt_file_submit(file, op, true);
+	begin_header(file, op);
+	push(&file->begun, op);
 	return true;
 }
 
@@ -339,8 +364,9 @@ static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 }
 
 /* Take the slot of a read back. */
-static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int result)
+static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op)
 {
+	int result = op->result;
 	bool found = kvt_index_unpin(&file->slots, op->slot);
 	bool good = found && is_whole(file, result) && sealed(file, op);
 
@@ -361,30 +387,63 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op, int re
 	return good;
 }
 
-static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
+/* Return an operation whose checksums are due: a write that has begun, or a read that has ended. */
+static struct kvt_file_op *next_to_check(struct kvt_file *file)
 {
-	struct kvt_file *file = self;
 	struct kvt_file_op *op;
 	int result;
 
-	while ((op = kvt_file_done(file, &result)) != NULL) {
-		if (op->kind == KVT_FILE_WRITE) {
-			end_write(file, op, result);
-			continue;
-		}
-		*ret_entry = op->entry;
-		*ret_good = op->slot == 0 || end_slot(file, op, result);
-		kvt_file_op_free(file, op);
-		return true;
+	kvt_tier_lock(file->tier);
+	op = pop(&file->begun);
+	while (!op && (op = kvt_file_done(file, &result)) != NULL) {
+		op->result = result;
+		if (op->kind == KVT_FILE_READ)
+			break;
+		end_write(file, op, result);
+		op = NULL;
 	}
-	return false;
+	kvt_tier_unlock(file->tier);
+	return op;
+}
+
+static void turn(void *self)
+{
+	struct kvt_file *file = self;
+	struct kvt_file_op *op;
+
+	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file)) != NULL; n++) {
+		if (op->kind == KVT_FILE_WRITE || (op->slot && is_whole(file, op->result)))
+			kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry),
+					    file->tier->record_bytes, op->crc);
+		kvt_tier_lock(file->tier);
+		if (op->kind == KVT_FILE_WRITE) {
+			seal(op);
+			kvt_file_submit(file, op, true);
+		} else {
+			push(&file->ended, op);
+		}
+		kvt_tier_unlock(file->tier);
+	}
+}
+
+static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
+{
+	struct kvt_file *file = self;
+	struct kvt_file_op *op = pop(&file->ended);
+
+	if (!op)
+		return false;
+	*ret_entry = op->entry;
+	*ret_good = op->slot == 0 || end_slot(file, op);
+	kvt_file_op_free(file, op);
+	return true;
 }
 
 struct kvt_below kvt_file_below(struct kvt_file *file)
 {
 	return (struct kvt_below){ .self = file, .fd = file->ring.ring_fd, .has = has,
 				   .read = begin_read, .arrived = arrived, .keep = keep,
-				   .ready = ready };
+				   .ready = ready, .turn = turn };
 }
 
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file)

@@ -493,22 +493,25 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	return 0;
 }
 
+static bool is_busy(const struct kvt_file *file)
+{
+	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0;
+}
+
 /* Wait until an operation ends, and take all that have. False: the ring fails, none will. */
 static bool drain(struct kvt_file *file)
 {
 	struct io_uring_cqe *cqe;
-	int rc = io_uring_wait_cqe(&file->ring, &cqe);
+	int rc;
 
+	if (kvt_tier_arrivals(file->tier) || !is_busy(file))
+		return true;
+	rc = io_uring_wait_cqe(&file->ring, &cqe); /* all that have begun are submitted */
 	if (rc != 0 && rc != -EINTR)
 		kvt_file_failed(file, "wait for", rc);
 	while (rc == 0 && kvt_tier_arrivals(file->tier))
 		;
 	return rc == 0 || rc == -EINTR;
-}
-
-static bool is_busy(const struct kvt_file *file)
-{
-	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0;
 }
 
 /* Take all pages out of the memory, the oldest first. Returns their number. */

@@ -18,7 +18,7 @@ enum kvt_file_kind {
 };
 
 struct kvt_file_op {
-	struct kvt_file_op *next; /* if it is free */
+	struct kvt_file_op *next; /* if it is free or queued */
 	bool busy;
 	enum kvt_file_kind kind;
 	struct kvt_chain page;
@@ -26,8 +26,14 @@ struct kvt_file_op {
 	uint32_t entry; /* of the memory */
 	bool spare;     /* of a write: its record becomes a spare one */
 	uint64_t begun_ns;
+	int result;      /* of a read that has ended */
+	uint32_t crc[4]; /* crc32c of each quarter of the record */
 	uint8_t *header; /* a block */
 	struct iovec parts[2];
+};
+
+struct kvt_file_queue {
+	struct kvt_file_op *first, *last;
 };
 
 /* Errors and slow reads, each of which closes the file for a while, which doubles. */
@@ -56,6 +62,8 @@ struct kvt_file {
 	uint32_t in_flight[KVT_FILE_KINDS];
 	uint32_t spares[KVT_FILE_DEPTH_MOST], n_spares; /* private entries of the memory */
 	struct kvt_file_op *free_op;
+	struct kvt_file_queue begun; /* writes, until their checksums are there */
+	struct kvt_file_queue ended; /* reads, once theirs are */
 	struct kvt_file_op ops[2 * KVT_FILE_DEPTH_MOST];
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
@@ -80,8 +88,8 @@ void kvt_file_failed(struct kvt_file *file, const char *what, int error);
 bool kvt_file_is_closed(const struct kvt_file *file);
 /** Check whether a page of the memory should be written; `unused`: also one that was never used. */
 bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
-/** Start to write a page of the memory. `spare`: its record becomes a spare one. False: too many
- * writes are in flight, or all slots are read. */
+/** Begin to write a page of the memory, which the next turn() starts. `spare`: its record becomes a
+ * spare one. False: too many writes are in flight, or all slots are read. */
 bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare);
 struct kvt_below kvt_file_below(struct kvt_file *file);
 

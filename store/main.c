@@ -370,7 +370,7 @@ static bool turn(struct kvt_store *store)
 	bool busy = load(store);
 
 	busy |= kvt_store_copy(store);
-	if (busy && store->host->remote)
+	if (busy && (store->host->remote || store->host->file))
 		kvt_store_wake(store->host->wake);
 	return busy;
 }

@@ -273,6 +273,9 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	uint32_t entry, n = 0;
 	bool good;
 
+	for (uint32_t i = 0; i < tier->n_below; i++)
+		if (tier->below[i].turn)
+			tier->below[i].turn(tier->below[i].self);
 	kvt_tier_lock(tier);
 	for (uint32_t i = 0; i < tier->n_below; i++) {
 		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))

@@ -103,7 +103,8 @@ bool kvt_tier_moves(struct kvt_tier *tier);
  * it is on its way; -EINPROGRESS: from now on. -EAGAIN: no room now. -ENOENT: no tier has it. */
 int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		       const struct kvt_chain *front);
-/** Let a page that arrived from each tier below be found. Returns true if there was any. */
+/** Let a page that arrived from each tier below be found. Returns true if there was any. One thread
+ * calls it. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
 /** Note that a request continues behind a cached page, as far as that is here. */
