@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shlex
+import sys
 
 import engine
 import pytest
@@ -34,6 +35,7 @@ device, types, sizes or the backend of the cache."""
 ON_A_CPU = [word for option in BEHIND for word in option.split()]
 STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
 """PYTHONPATH of an engine."""
+sys.path.insert(0, str(HERE / "standin"))  # of these tests
 ENGINE, PROVE, SERVE = "sglang", ["--page-size", str(PAGE)], ON_A_CPU
 
 

@@ -4,7 +4,6 @@ commit 7b5bd9c0, docs/autoregressive. SGLang parses and resolves each, with no -
 that kind whose shape is in tests/kvtctl/models; nothing is loaded."""
 import pathlib
 import shlex
-import sys
 
 import pytest
 from published import shapes, write  # noqa: F401
@@ -90,7 +89,6 @@ def of_any_length(fields):
 @pytest.fixture(scope="module")
 def resolved(tmp_path_factory):
     """A function: SGLang's own parser and resolution, of options for a model, in this process."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
     with pytest.MonkeyPatch.context() as patch:
         import torch
         from sglang.srt import runtime_context

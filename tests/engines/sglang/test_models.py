@@ -2,7 +2,6 @@
 """Published models: which share their KV, and why the others do not. Their shapes are those of
 tests/kvtctl/models; SGLang makes its configuration of them, and builds no model."""
 import pathlib
-import sys
 
 import pytest
 from published import ARCHITECTURES, shapes, shown, write  # noqa: F401
@@ -47,7 +46,6 @@ MORE = {
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory):
     """A function that makes SGLang's configuration of a model, in this process."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parent / "standin"))
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.server_args import ServerArgs
 
