@@ -251,18 +251,19 @@ def tokenizer(vocabulary):
     }
 
 
-def write(folder, seed=0, embedding=1, **shape):
+def write(folder, seed=0, embedding=1, tensors=(), **shape):
     """Make the folder of a model, and return its path. Equal arguments give equal bytes. embedding:
-    a factor. With a large one the next token depends mostly on the last one."""
+    a factor. With a large one the next token depends mostly on the last one. tensors: more of them.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     values = config(**shape)
     random = np.random.default_rng(seed)
-    tensors = {
+    made = {
         name: np.full(size, KEPT if name.endswith("A_log") else 1, np.float32)
         if len(size) == 1 else random.normal(0, deviation(values, name), size).astype(np.float32)
         for name, size in shapes(values)}
-    tensors["model.embed_tokens.weight"] *= embedding
+    made["model.embed_tokens.weight"] *= embedding
     files = {
         "config.json": json.dumps(values, indent=1),
         "generation_config.json": json.dumps({"bos_token_id": 0, "eos_token_id": 1}),
@@ -274,7 +275,7 @@ def write(folder, seed=0, embedding=1, **shape):
     }
     for name, text in files.items():
         (folder / name).write_text(text)
-    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    (folder / "model.safetensors").write_bytes(safetensors({**made, **dict(tensors)}))
     return folder
 
 

@@ -7,6 +7,7 @@ Without the flag, or with --disable-radix-cache, SGLang runs as if it were not i
     __init__    the plug-in: which of SGLang's functions are wrapped
     _leases     what requests hold, and its sizes, on kvtrunk._ring (no SGLang, no torch)
     _keys       tokens as keys; which requests must not share
+    _drafts     speculative decoding: layers whose KV lies in the pages, too
     _pool       tensors on the pool, their proof, the allocator
     _cache      SGLang's prefix cache interface; admission
     _events     what is cached, for SGLang's publisher of KV events
@@ -87,6 +88,14 @@ def _budget(original: Any, configurator: Any, *arguments: Any, **options: Any) -
     return 1 << 60
 
 
+def _configure(original: Any, configurator: Any, *arguments: Any, **options: Any) -> Any:
+    if not wanted():
+        return original(configurator, *arguments, **options)
+    from . import _drafts
+    with _drafts.configuring(configurator):
+        return original(configurator, *arguments, **options)
+
+
 def _launch(original: Any, scheduler: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
     result = original(scheduler, batch, *arguments, **options)
     launched = getattr(scheduler.token_to_kv_pool_allocator, "launched", None)
@@ -163,12 +172,14 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 def _load_model(original: Any, runner: Any, *arguments: Any, **options: Any) -> Any:
     _say_off()
-    if wanted() and not runner.is_draft_worker:
-        from . import _identity, _refusals
+    if wanted():
+        from . import _drafts, _identity, _refusals
         resolved = _refusals.Resolved()
         _refusals.check_config(runner.model_config)
         _refusals.check(resolved)
-        runner.kvtrunk_files = _identity.Files(resolved.model_path, resolved.load_format, resolved)
+        runner.kvtrunk_files = _identity.files_of(runner.is_draft_worker, resolved)
+        if runner.is_draft_worker:
+            _drafts.runners.append(runner)
     return original(runner, *arguments, **options)
 
 
@@ -215,6 +226,7 @@ HOOKS = dict((
     _row(_POOLS + "MHATokenToKVPool._create_quantized_buffers", "the same in fp8", _buffers,
          _TENSORS),
     _row(_POOLS + "MLATokenToKVPool._create_buffers", "the same of MLA", _buffers, _TENSORS),
+    _row(_SIZES + "configure", "KV of draft layers lies behind the model's", _configure),
     _row(_SIZES + "_build_token_to_kv_pool_allocator", "rows are pages that leases have",
          _allocator),
     _row(_SIZES + "_profile_available_bytes",

@@ -7,24 +7,27 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import sys
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from .. import Geometry, __version__, _doctor, _flags, _prove
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _commands, _replaced
-from . import HOOKS, NAME, compat
+from . import HOOKS, NAME, _drafts, compat
 
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
              device: str = "cpu", replicas: int = 1, drafts: Sequence[str] = ()) -> _flags.Commands:
-    """What to start. drafts: SGLang's options of speculative decoding. ValueError: the pool is too
-    small, or the model cannot be shared. OSError: it is not here."""
+    """What to start. drafts: an algorithm of speculative decoding, and the model that drafts if it is
+    another one. ValueError: the pool is too small, or the model cannot be shared. OSError: it is not
+    here."""
     folder = model_folder(model)
     shape = _flags.geometry(folder, page_size, kv_type, ranks)
+    shape["n_layers"] += _draft_layers(folder, shape, ranks, *drafts)
     if shape["kv_layout"] != "latent":
         shape["kv_layout"] = "nhd"
     geometry = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"],
@@ -45,7 +48,7 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
               "--dtype", types.get(shape["kv_type"], "auto")]
     engine += ["--disable-hybrid-swa-memory"] if shape["windows"] else []
     engine += ["--kv-cache-dtype", kv_type] if kv_type == "fp8_e4m3" else []
-    engine += drafts
+    engine += _draft_options(page_size, on_cpu, *drafts)
     engine += ["--tp-size", str(ranks)] if ranks > 1 else []
     engine += ["--dp-size", str(replicas)] if replicas > 1 else []
     variables = _flags.engine_environment(
@@ -55,10 +58,45 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     return _flags.Commands(daemon, variables, engine)
 
 
-def _drafts(arguments: argparse.Namespace) -> list[str]:
-    """SGLang's options of speculative decoding."""
-    algorithm = arguments.speculative_algorithm
-    return ["--speculative-algorithm", algorithm] if algorithm else []
+def _drafts_of(arguments: argparse.Namespace) -> list[str]:
+    return [value for value in (arguments.speculative_algorithm,
+                                arguments.speculative_draft_model_path) if value]
+
+
+def _draft_options(page_size: int, on_cpu: bool, algorithm: str = "", model: str = "") -> list[str]:
+    """SGLang's options. Trees of drafts go with pages of one position, and on devices with some
+    backends."""
+    if not algorithm:
+        return []
+    options = ["--speculative-algorithm", algorithm]
+    options += ["--speculative-draft-model-path", model] if model else []
+    if algorithm == "NGRAM" and page_size > 1:
+        options += ["--speculative-ngram-max-bfs-breadth", "1"]
+    elif algorithm != "NGRAM" and on_cpu:
+        options += ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1",
+                    "--speculative-num-draft-tokens", "4"]
+    return options
+
+
+def _draft_layers(folder: pathlib.Path, shape: dict[str, Any], ranks: int, algorithm: str = "NGRAM",
+                  model: str = "") -> int:
+    """How many layers of a draft lie in the pages. ValueError: they have no place there, or cannot
+    be counted."""
+    if algorithm == "NGRAM":
+        if model:
+            raise ValueError("NGRAM drafts without a model: leave --speculative-draft-model-path out")
+        return 0
+    folder = model_folder(model) if model else folder
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    n = config.get("num_nextn_predict_layers") or (config.get("num_hidden_layers") if model else None)
+    if not n:
+        raise ValueError(f"{folder} has no layers for drafts: its config.json has no "
+                         "num_nextn_predict_layers. Give --speculative-draft-model-path")
+    drafts = _flags.geometry(folder, shape["page_size"], shape["kv_type"], ranks)
+    if _flags.options({**drafts, "n_layers": 0}) != _flags.options({**shape, "n_layers": 0}):
+        raise ValueError(f"{folder}: the KV of these draft layers has other heads than the model's, "
+                         "so it has no place in the pages. Use another draft, or NGRAM")
+    return int(n)
 
 
 def flags(arguments: argparse.Namespace) -> int:
@@ -73,7 +111,7 @@ def flags(arguments: argparse.Namespace) -> int:
                                      arguments.pool)
             pool, why = division.pool, division.why
         made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
-                        arguments.device, replicas, _drafts(arguments))
+                        arguments.device, replicas, _drafts_of(arguments))
         daemon, engine = made.daemon, made.engine
         if arguments.radix_eviction_policy:
             daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
@@ -95,7 +133,7 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
     """What to prove: the commands that flags() prints, with a small pool and short prompts."""
     def made(pool: int) -> _flags.Commands:
         return commands(arguments.model, arguments.page_size, pool, arguments.kv_type,
-                        arguments.tp_size, arguments.device, drafts=_drafts(arguments))
+                        arguments.tp_size, arguments.device, drafts=_drafts_of(arguments))
 
     daemon, pool = _prove.daemon_options(made(8 << 30).daemon, size.positions)
     _, variables, engine = made(pool)
@@ -185,8 +223,10 @@ def main() -> int:
                           help="ranks, each with a slab of the pool (1)")
         each.add_argument("--kv-type", help="bf16, fp16, fp32 or fp8_e4m3; default: that of the "
                           "weights")
-        each.add_argument("--speculative-algorithm", choices=["NGRAM"],
+        each.add_argument("--speculative-algorithm", choices=[*_drafts.ALGORITHMS, "NEXTN"],
                           help="as SGLang's: what drafts tokens (nothing)")
+        each.add_argument("--speculative-draft-model-path", metavar="MODEL",
+                          help="as SGLang's: the layers that draft (the model's own)")
         each.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")

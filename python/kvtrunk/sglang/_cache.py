@@ -30,9 +30,9 @@ from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
 from .._ring import Spaces
 from .._stall import Stalled
-from . import HOOKS, _identity, _pool, _refusals, _updates, compat
+from . import HOOKS, _drafts, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
-from ._keys import keys_of, shares
+from ._keys import keys_of, root_of, shares
 from ._leases import PATIENCE_S, Lease
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ def make(ctx: Any) -> KvtrunkCache:
                                     "the cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
-    _refusals.check_model(runner.model, ctx.model_config.context_len, _pool.DTYPES[pool.dtype])
+    for each in (runner, *_drafts.runners):
+        _refusals.check_model(each.model, ctx.model_config.context_len, _pool.DTYPES[pool.dtype])
     if not _pool.follows():
         _say_unproved(runner, pool)
     files = runner.kvtrunk_files
@@ -66,8 +67,8 @@ def make(ctx: Any) -> KvtrunkCache:
                          _pool.bounds(runner, pool))
     info = pool.kvtrunk.client.info
     logger.info("kvtrunk: KV of %d layers is on the pool of daemon %d: %d pages of %d positions, "
-                "%s; session %d, %s", pool.layer_num, info.daemon_pid, info.n_pages, info.page_size,
-                info.geometry.kv_layout, info.session, name)
+                "%s; session %d, %s", info.geometry.n_layers, info.daemon_pid, info.n_pages,
+                info.page_size, info.geometry.kv_layout, info.session, name)
     if not _pool.follows():
         _say_policy(info.policy)
     _say_windows(runner.model)
@@ -94,6 +95,7 @@ def _say_unproved(runner: Any, pool: Any) -> None:
         dtype=str(runner.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(pool.dtype).removeprefix("torch."), page_size=pool.page_size,
         ranks=_pool.ranks().world_size, fences="none" if device == "cpu" else "streams",
+        drafts=_drafts.algorithm() or "none",
         graphs=_graphs(runner),
         scheduling="one step" if get_schedule().disable_overlap_schedule else "overlapped")
     try:
@@ -167,6 +169,8 @@ class KvtrunkCache(BasePrefixCache):
         self.client: Client = self.leases.ring.client
         self.root_node = Lease()
         self._name = name
+        self._behind = int(_drafts.in_pages())
+        """Tokens behind a position that its KV depends on."""
         self.adapters = adapters
         self.updates = _updates.Updates(name, tensors, self._renamed)
         self._look_again = 0.0
@@ -175,7 +179,9 @@ class KvtrunkCache(BasePrefixCache):
         self._spaces = Spaces(self.leases.ring, self._open_space, patience_s=PATIENCE_S)
         self._found: Any = _RANK_0S
         self._bounds = bounds
-        self._events = Events(params, _pool.socket()) if params.enable_kv_cache_events else None
+        self._events = None
+        if params.enable_kv_cache_events:
+            self._events = Events(params, _pool.socket(), self._behind > 0)
         self._refused = 0
         """Requests that found no room when they would have begun."""
         self._refused_metric: Any = None
@@ -238,9 +244,9 @@ class KvtrunkCache(BasePrefixCache):
         if params.req is not None and len(key) >= self.page_size:
             space = self._space(params.req)
         if space is not None:
-            keys = keys_of(key.token_ids, self.page_size)
+            keys = keys_of(key.token_ids, self.page_size, self._behind)
             if keys is not None:
-                found = self.leases.probe(space, keys[:len(key)])
+                found = self.leases.probe(self._tree(space, key.token_ids), keys[:len(key)])
                 positions = min(found, len(key)) // self.page_size * self.page_size
         node = Lease(positions) if positions else self.root_node
         return MatchResult(device_prefix_len=positions, last_device_node=node, last_host_node=node,
@@ -272,19 +278,25 @@ class KvtrunkCache(BasePrefixCache):
 
     def touch(self, req: Any) -> None:
         """A request waits: what is cached of its prompt shall still be when its turn comes."""
-        space, keys = self._named(req, req.origin_input_ids + req.output_ids)
+        ids = req.origin_input_ids + req.output_ids
+        space, keys = self._named(req, ids)
         if space is not None and keys is not None:
-            self.leases.touch(space, keys[:self._most(req, len(keys))])
+            self.leases.touch(space, keys[:self._most(req, len(ids))])
 
     def _named(self, req: Any, ids: Any) -> tuple[Optional[Namespace], Any]:
-        """The namespace of a request, and keys of its tokens. None: there is none, they have none."""
+        """The tree of a request, and keys of its tokens. None: there is none, they have none."""
         space = self._space(req)
-        return space, keys_of(ids, self.page_size) if space is not None and shares(req) else None
+        if space is None or not shares(req):
+            return space, None
+        return self._tree(space, ids), keys_of(ids, self.page_size, self._behind)
+
+    def _tree(self, space: Namespace, ids: Any) -> Namespace:
+        return space.root(root_of(ids)) if self._behind else space
 
     @staticmethod
     def _most(req: Any, length: int) -> int:
-        """Leading keys that may be reused. All but the last position, unless logprobs of the prompt
-        are wanted, which only what is computed gives."""
+        """Leading keys that may be reused, of a prompt of this length. All but the last position,
+        unless logprobs of the prompt are wanted, which only what is computed gives."""
         if envs.SGLANG_RADIX_FORCE_MISS.get():
             return 0
         most = int(req._compute_max_prefix_len(length))
@@ -440,12 +452,13 @@ class KvtrunkCache(BasePrefixCache):
         if not isinstance(lease, Lease) or lease.number is None:
             return
         ids = req.full_untruncated_fill_ids
-        up_to = min(up_to, len(ids))
+        last = up_to >= len(ids)
+        up_to = min(up_to, len(ids) - self._behind)  # drafts that were not accepted have no tokens
         if lease.theirs is not None and up_to >= (lease.cached + 1) * self.page_size:
             self._check(req, lease)
         keys = _NO_KEYS
         if lease.shared and up_to > lease.known:
-            keys = keys_of(ids, self.page_size)
+            keys = keys_of(ids, self.page_size, self._behind)
             if keys is None:
                 lease.shared, keys = False, _NO_KEYS
             else:
@@ -453,7 +466,7 @@ class KvtrunkCache(BasePrefixCache):
         if req.finished():
             self.leases.end(lease, up_to, keys)
             return
-        now = self.leases.commit(lease, up_to, keys, last=up_to >= len(ids))
+        now = self.leases.commit(lease, up_to, keys, last=last)
         req.kv.cache_protected_len = max(req.kv.cache_protected_len, now)
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, now)
 

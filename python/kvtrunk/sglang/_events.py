@@ -16,7 +16,7 @@ from sglang.srt.disaggregation.kv_events import (AllBlocksCleared, BlockRemoved,
 
 from .. import Error, Namespace
 from .._say import Say
-from ..events import Event, Removed, Source, Space, Stored, sha256_chain
+from ..events import Chain, Event, Removed, Source, Space, Stored, sha256_chain, sha256_pairs
 from . import _refusals
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,10 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def name_page(told: Told, parent: Optional[bytes], tokens: Sequence[int]) -> bytes:
+def name_page(told: Told, parent: Optional[bytes], tokens: Sequence[int],
+              chain: Chain = sha256_chain) -> bytes:
     """The published hash of a page, and behind it the digest that the next page's is made from."""
-    digest = sha256_chain(Space(cache_salt=told.cache_salt), parent and parent[8:], tokens)
+    digest = chain(Space(cache_salt=told.cache_salt), parent and parent[8:], tokens)
     hashed: int = namespaced_block_hash(_number(digest), namespace_seed=told.seed)
     return hashed.to_bytes(8, "big", signed=True) + digest
 
@@ -46,10 +47,12 @@ def name_page(told: Told, parent: Optional[bytes], tokens: Sequence[int]) -> byt
 class Events:
     """Of the scheduler of rank 0."""
 
-    def __init__(self, params: Any, socket: Optional[str]) -> None:
-        """params: of SGLang's cache. Refused: the daemon has no feed for this engine."""
+    def __init__(self, params: Any, socket: Optional[str], pairs: bool = False) -> None:
+        """params: of SGLang's cache. pairs: keys are those of draft layers. Refused: the daemon has
+        no feed for this engine."""
+        self._pairs, self._bigrams = pairs, params.is_eagle
         try:
-            self._source = Source(socket, name_page, label="sglang events")
+            self._source = Source(socket, self._name, pairs=pairs, label="sglang events")
         except Error as error:
             raise _refusals.Refused(f"--kv-events-config needs the daemon's feed: {error}") from None
         self._page_size = params.page_size
@@ -75,6 +78,17 @@ class Events:
             seed = kv_event_namespace_seed(extra_key=extra_key if name else None, cache_salt=None)
         return Told(salt, name, seed)
 
+    def _name(self, told: Told, parent: Optional[bytes], tokens: Sequence[int]) -> bytes:
+        """SGLang's own cache has pairs for EAGLE, and tokens for a model that drafts."""
+        if self._pairs and not self._bigrams:
+            tokens = tokens[:-1]
+        return name_page(told, parent, tokens, sha256_pairs if self._bigrams else sha256_chain)
+
+    def _tokens(self, tokens: list[int]) -> list[Any]:
+        if self._bigrams:
+            return list(zip(tokens, tokens[1:]))
+        return tokens[:-1] if self._pairs else tokens
+
     def forget(self) -> None:
         """The namespaces so far are this engine's no more."""
         self._shared.clear()
@@ -92,7 +106,7 @@ class Events:
         if isinstance(event, Stored):
             return BlockStored(
                 block_hashes=[_number(digest) for digest in event.digests],
-                parent_block_hash=event.parent and _number(event.parent), token_ids=event.tokens,
+                parent_block_hash=event.parent and _number(event.parent), token_ids=self._tokens(event.tokens),
                 block_size=self._page_size, lora_id=None, medium=StorageMedium.GPU,
                 cache_salt=event.space.cache_salt, lora_name=event.space.lora_name)
         if isinstance(event, Removed):

@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_exec
 
 from .. import _weights
 from .._built import built_digest, held_digest
-from . import _pool
+from . import _drafts, _pool
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,10 @@ def _unknown(load: Any, model: Any) -> Optional[str]:
 class Files:
     """A model's files, and their digest, taken while SGLang loads them. Made before it begins."""
 
-    def __init__(self, model: str, load_format: Any, options: Any) -> None:
-        self._model = model, options.revision, options.download_dir
+    def __init__(self, model: str, load_format: Any, options: Any,
+                 revision: Optional[str] = None) -> None:
+        """revision: None is that of the options."""
+        self._model = model, revision or options.revision, options.download_dir
         self._format = _format(load_format)
         self._why: Optional[str] = None
         """Why they do not name what was loaded."""
@@ -104,6 +106,15 @@ class Files:
         return None
 
 
+def files_of(draft: bool, options: Any) -> Files:
+    """Those of the model that an engine is started with, or of its draft. options: Resolved()."""
+    if not draft:
+        return Files(options.model_path, options.load_format, options)
+    return Files(options.speculative_draft_model_path or options.model_path,
+                 options.speculative_draft_load_format or options.load_format, options,
+                 options.speculative_draft_model_revision)
+
+
 def adapter_digest(adapter: Any) -> str:
     """Of a LoRAAdapter as it is loaded: its configuration, and every byte of its tensors.
 
@@ -149,6 +160,7 @@ def engine_digest(runner: Any, device: str) -> bytes:
         "tf32": str(reach.features.enable_tf32_matmul),
         "compile": str(reach.graph.enable_torch_compile),
         "isa": isa(device),
+        "drafts": _drafts.identity(_pool.follows()),
     }
     text = json.dumps(_pool.everyone(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest()

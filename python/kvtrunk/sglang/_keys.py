@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's token ids as keys. A text token is its id. An image is a run of one 62-bit number, its
-content's hash, which becomes the keys of kvt_keys_image(): never cut to 32 bits."""
+content's hash, which becomes the keys of kvt_keys_image(): never cut to 32 bits. With draft layers
+in the pages the key of a position is that of the token behind it (_drafts.py)."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -9,11 +10,19 @@ import numpy as np
 
 from .._keys import image_hash, image_keys, image_start
 
+_MOST = (1 << 64) - 1
 
-def keys_of(tokens: Any, page_size: int = 1) -> Optional[Any]:
-    """Keys of array('q'), which begins with a page, as numpy uint32. None: they cannot be told apart
-    safely, because an image has too few positions for its identity."""
-    ids = np.frombuffer(tokens, np.int64)
+
+def root_of(tokens: Any) -> int:
+    """The root key of array('q') with draft layers. That of text is bigram_keys()'s."""
+    return int(tokens[0]) + 1 & _MOST if len(tokens) else 0
+
+
+def keys_of(tokens: Any, page_size: int = 1, behind: int = 0) -> Optional[Any]:
+    """Keys of array('q'), which begins with a page, as numpy uint32: with `behind` tokens left out
+    in front. None: they cannot be told apart safely, because an image has too few positions for its
+    identity."""
+    ids = np.frombuffer(tokens, np.int64)[behind:]
     keys = ids.astype(np.uint32)
     if not len(ids) or (ids == keys).all():
         return keys

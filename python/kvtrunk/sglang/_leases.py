@@ -215,7 +215,7 @@ class Leases:
     def touch(self, namespace: Namespace, keys: Any) -> None:
         """What is cached of a prompt is wanted soon. Does not wait."""
         if not self.follows:
-            self._try(self.ring.touch, namespace._id, keys)
+            self._try(self.ring.touch, namespace._id, keys, namespace._root_key)
 
     def is_held_back(self, request: str) -> bool:
         """Whether others compute or load what this request needs, as of the last notice."""
@@ -238,7 +238,7 @@ class Leases:
             self._waiting[request] = ticket
 
     def _fetch(self, namespace: Namespace, keys: Any) -> int:
-        return self.ring.fetch(namespace._id, keys)
+        return self.ring.fetch(namespace._id, keys, namespace._root_key)
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
               reuse: bool = True) -> Optional[Lease]:
@@ -323,7 +323,8 @@ class Leases:
     def _begin(self, ticket: int, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
         """ticket: of an earlier one, which may have been answered late."""
         before = self.reading()
-        begun = self.ring.begun(ticket) or self.ring.begin(namespace._id, *arguments, **more)
+        begun = self.ring.begun(ticket) or self.ring.begin(
+            namespace._id, *arguments, root_key=namespace._root_key, **more)
         self._full = before if begun.lease is None and not begun.ticket else None
         return begun
 

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
 from .._pool import SCRATCH_TRIES
 from .._socket import fetch_wait, socket_of
-from . import _refusals
+from . import _drafts, _refusals
 from ._leases import Lease, Leases, Reading
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,14 @@ class Attached:
         self.mapped: Pool = pool
         self.witness: Pool = map_slab(client)
         """Another mapping of the pool, to see what the tensors write. Of a device it is the same."""
+        self.n_drafts = 0
+        """Layers behind the model's, for drafts."""
+        self.drafts: Any = None
+        """SGLang's pool of those."""
+
+
+_model_pool: Any = None
+"""SGLang's pool of the model, in this process."""
 
 
 def map_slab(client: Client) -> Pool:
@@ -51,13 +59,33 @@ def map_slab(client: Client) -> Pool:
 
 
 def attach(pool: Any) -> None:
-    """In place of what makes the buffers of SGLang's pool: connect, and put its KV on our pool."""
-    _connect(pool, geometry_of(pool))
+    """In place of what makes the buffers of SGLang's pool: connect, and put its KV on our pool. The
+    pool of draft layers is the second."""
+    global _model_pool
+    if _drafts.makes_drafts():
+        attach_drafts(pool, _model_pool)
+        return
+    _connect(pool, _drafts.n_layers())
     pool.kvtrunk.mapped.populate()  # as torch.zeros() does for an engine's own cache
+    _model_pool = pool
 
 
-def geometry_of(pool: Any) -> Geometry:
-    """What a page holds. Refused: these pages cannot hold it."""
+def attach_drafts(pool: Any, model: Any) -> None:
+    """Put KV of draft layers behind that of the model's pool. Refused: it is another kind."""
+    attached: Attached = model.kvtrunk
+    ours, theirs = geometry_of(model, attached.n_drafts), geometry_of(pool, model.layer_num)
+    if ours != theirs or (pool.size, pool.page_size) != (model.size, model.page_size):
+        raise _refusals.Refused(
+            "--radix-cache-backend kvtrunk puts the KV of draft layers into the model's pages, so it "
+            f"must be like the model's: with the draft pages have {theirs}, and the daemon's have "
+            f"{ours}. Use another --speculative-draft-model-path, or NGRAM")
+    put(pool, attached.mapped, model.layer_num)
+    pool.kvtrunk, attached.drafts = attached, pool
+
+
+def geometry_of(pool: Any, more: int = 0) -> Geometry:
+    """What a page holds, with `more` layers of the same kind. Refused: these pages cannot hold it.
+    """
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     kind = type(pool)
     if kind not in (MHATokenToKVPool, MLATokenToKVPool) or \
@@ -70,20 +98,23 @@ def geometry_of(pool: Any) -> Geometry:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk does not share KV of type "
                                 f"{pool.dtype} as SGLang keeps it here: use --kv-cache-dtype auto")
     if kind is MLATokenToKVPool:
-        return Geometry(pool.layer_num, 1, pool.kv_cache_dim, DTYPES[pool.dtype], "latent", "layer")
+        return Geometry(pool.layer_num + more, 1, pool.kv_cache_dim, DTYPES[pool.dtype], "latent",
+                        "layer")
     if pool.head_dim != pool.v_head_dim:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
                                 f"model's have {pool.head_dim} and {pool.v_head_dim}")
-    return Geometry(pool.layer_num, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd", "layer")
+    return Geometry(pool.layer_num + more, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
+                    "layer")
 
 
-def put(pool: Any, mapped: Pool) -> None:
-    """Make the pool's buffers tensors on mapped pages: rows of positions, of all layers."""
+def put(pool: Any, mapped: Pool, first: int = 0) -> None:
+    """Make the pool's buffers tensors on mapped pages: rows of positions, of layers from `first` on.
+    """
     def rows(bits: Any) -> Any:
         pages = torch.from_dlpack(bits).permute(0, 2, 1, 3)
         return pages.view(-1, *pages.shape[2:]).view(pool.store_dtype)
 
-    layers = mapped.layers()
+    layers = mapped.layers()[first:first + pool.layer_num]
     if is_latent(pool):
         pool.kv_buffer = [rows(layer.k_bits) for layer in layers]
         return
@@ -157,15 +188,15 @@ def _store() -> dict[str, Any]:
         raise _refusals.Refused(str(error)) from None
 
 
-def _connect(pool: Any, geometry: Geometry, **options: Any) -> None:
+def _connect(pool: Any, n_drafts: int = 0, **options: Any) -> None:
     from sglang.srt.runtime_context import get_schedule
     try:
-        client = _session(geometry=geometry, sides=(), sq_entries=512, cq_entries=2048,
+        client = _session(geometry=geometry_of(pool, n_drafts), sides=(), sq_entries=512, cq_entries=2048,
                           **options)
     except GeometryMismatch as error:
         raise _refusals.Refused(
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "
-            f"{ranks().world_size}` prints") from None
+            f"{ranks().world_size}{_drafts.flags()}` prints") from None
     try:
         check_memory(client.info, str(pool.device))
         check_sizes(client.info, pool.page_size, pool.size, ranks().world_size,
@@ -176,23 +207,32 @@ def _connect(pool: Any, geometry: Geometry, **options: Any) -> None:
         raise
     put(pool, mapped)
     pool.kvtrunk = Attached(client, mapped)
+    pool.kvtrunk.n_drafts = n_drafts
 
 
 def connect_again(pool: Any) -> Client:
     """Put the tensors on the pool of a new daemon, when nothing uses them. Error: there is none
     yet; nothing changed. Refused: its pool is another one."""
-    old = pool.kvtrunk.client
-    _connect(pool, geometry_of(pool), connect_wait=0, timeout=_HANDSHAKE_S)
+    old: Attached = pool.kvtrunk
+    _connect(pool, old.n_drafts, connect_wait=0, timeout=_HANDSHAKE_S)
+    _tell(pool)
+    if old.drafts is not None:
+        attach_drafts(old.drafts, pool)
+        _tell(old.drafts)
+    prove(pool)
+    with contextlib.suppress(Error, BufferError):
+        old.client.close()
+    client: Client = pool.kvtrunk.client
+    return client
+
+
+def _tell(pool: Any) -> None:
+    """SGLang's kernels know its tensors by their addresses, too."""
     if is_latent(pool):
         pool.data_ptrs.copy_(torch.tensor([row.data_ptr() for row in pool.kv_buffer],
                                           dtype=pool.data_ptrs.dtype))
     else:
         pool._init_data_ptrs_and_strides()
-    prove(pool)
-    with contextlib.suppress(Error, BufferError):
-        old.close()
-    client: Client = pool.kvtrunk.client
-    return client
 
 
 def check_memory(info: Any, device: str) -> None:
@@ -260,14 +300,25 @@ def prove(pool: Any) -> None:
         raise _refusals.Refused(
             "the KV tensors are not on kvtrunk's pages: SGLang did not make them where kvtrunk "
             "expects it (python -m kvtrunk.sglang doctor); leave --radix-cache-backend out")
+    _prove_layers(pool, attached, 0)
+    if attached.n_drafts:
+        if attached.drafts is None:
+            raise _refusals.Refused("the KV of draft layers is not on kvtrunk's pages: SGLang did not "
+                                    "make it where kvtrunk expects it; leave --radix-cache-backend, "
+                                    "or --speculative-algorithm, out")
+        _prove_layers(attached.drafts, attached, pool.layer_num)
+
+
+def _prove_layers(pool: Any, attached: Attached, first: int) -> None:
+    """Of one of SGLang's pools. first: its first layer in the page."""
     for i in range(pool.layer_num):
-        there, seen = attached.mapped.layer(i), attached.witness.layer(i)
+        there, seen = attached.mapped.layer(first + i), attached.witness.layer(first + i)
         key = pool.get_key_buffer(pool.start_layer + i)
         parts = [("K and V", key, there.k_bits, seen.k_bits)] if is_latent(pool) else [
             ("K", key, there.k_bits, seen.k_bits),
             ("V", pool.get_value_buffer(pool.start_layer + i), there.v_bits, seen.v_bits)]
         for name, tensor, ours, bits in parts:
-            _prove_tensor(f"{name} of layer {i}", tensor, torch.from_dlpack(ours),
+            _prove_tensor(f"{name} of layer {first + i}", tensor, torch.from_dlpack(ours),
                           torch.from_dlpack(bits), pool.page_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional
 
 from .. import Error
+from . import _drafts
 
 
 class Refused(Error):
@@ -42,8 +43,10 @@ STORE = ("leave it out. To keep in host memory what the pool evicts, start kvtst
          "daemon")
 
 RULES = (
-    Rule("--speculative-algorithm", "speculative_algorithm", (*_OFF, "NGRAM"),
-         "draft layers have no place in the shared pages: use NGRAM, or leave it out"),
+    Rule("--speculative-algorithm", "speculative_algorithm", (*_OFF, *_drafts.ALGORITHMS),
+         f"use one of {', '.join(_drafts.ALGORITHMS)}, NEXTN, or leave it out"),
+    Rule("--enable-multi-layer-eagle", "enable_multi_layer_eagle", _OFF,
+         "its draft layers depend on more than the next token: leave it out"),
     Rule("--enable-hierarchical-cache", "enable_hierarchical_cache", _OFF,
          f"it is of one engine: {STORE}"),
     Rule("--enable-lmcache", "enable_lmcache", _OFF, f"it is another prefix cache: {STORE}"),
@@ -94,13 +97,18 @@ def check(options: Any) -> None:
     for rule in RULES:
         value = getattr(options, rule.option)
         if value not in rule.works:
+            why = _drafts.OTHERS.get(str(value))
             raise Refused(f"--radix-cache-backend kvtrunk does not go with {rule.flag} {value}: "
-                          f"{rule.cure}")
+                          f"{why + ': ' if why else ''}{rule.cure}")
     from sglang.srt.environ import envs
     if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
         raise Refused("--radix-cache-backend kvtrunk does not go with "
                       "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool has one size, which the "
                       "daemon gave it: set it to 0")
+    if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
+        raise Refused("--radix-cache-backend kvtrunk does not go with "
+                      "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND: then pages lack KV of draft "
+                      "layers: set it to 0")
 
 
 def check_config(config: Any) -> None:

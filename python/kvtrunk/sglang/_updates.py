@@ -13,7 +13,7 @@ import secrets
 from typing import Any, Callable, Iterator, Optional
 
 from .._name import Name
-from . import _identity, _pool, _refusals
+from . import _drafts, _identity, _pool, _refusals
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,8 @@ class Updates:
         finally:
             if self._loaded:
                 digest = files.digest()
+                if digest and _drafts.runners:  # of which SGLang loads what the files have, too
+                    digest = f"{digest} in drafts"
                 if digest and (self._tensors is None or files.tensors != self._tensors):
                     # Tensors that they lack are as they were.
                     digest = before and f"{digest} over {before}"

@@ -46,6 +46,11 @@ NAMES: dict[str, tuple[str, ...]] = {
                                           "token_to_kv_pool_allocator"),
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes": (
         "pre_model_load_memory",),
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.configure": (
+        "pre_model_load_memory",),
+    "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
+    "SpecAuxHiddenStateConfig.eagle_draft_num_layers": (),
+    "sglang.srt.runtime_context.get_spec": (),
     "sglang.srt.managers.scheduler.Scheduler.run_batch": ("batch",),
     "sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache": ("req",),
     "sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.__init__": (

@@ -12,7 +12,7 @@ from kvtrunk.sglang import _refusals
 
 EAGLE = ("--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
          "--speculative-num-draft-tokens 4")
-DRAFTS, RANKS = "--speculative-algorithm", "--attn-dp-size"
+RANKS = "--attn-dp-size"
 SERVE = "--host 0.0.0.0 --port 30000"
 # Page of the cookbook: its model and options, the shape for it, and what is refused.
 LINES = [
@@ -22,7 +22,7 @@ LINES = [
     ("DeepSeek-V3", "deepseek-ai/DeepSeek-V3 --reasoning-parser deepseek-v3 --tp 8", "DeepSeek V3",
      None),
     ("DeepSeek-V3", f"deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention {EAGLE} "
-     "--host 0.0.0.0 --port 8000", "DeepSeek V3", DRAFTS),
+     "--host 0.0.0.0 --port 8000", "DeepSeek V3", RANKS),
     ("DeepSeek-V3", "deepseek-ai/DeepSeek-V3 --tp 8 --ep 8 --dp 8 --enable-dp-attention "
      "--host 0.0.0.0 --port 8000", "DeepSeek V3", RANKS),
     ("DeepSeek-V3_1", "deepseek-ai/DeepSeek-V3.1 --tp 8", "DeepSeek V3", None),
@@ -32,8 +32,7 @@ LINES = [
      "DeepSeek V3", None),
     ("DeepSeek-V3_2", f"deepseek-ai/DeepSeek-V3.2-Exp --reasoning-parser deepseek-v3 --tp 8 {SERVE}",
      "DeepSeek V3.2", None),
-    ("DeepSeek-V3_2", f"deepseek-ai/DeepSeek-V3.2-Exp --tp 8 {EAGLE} {SERVE}", "DeepSeek V3.2",
-     DRAFTS),
+    ("DeepSeek-V3_2", f"deepseek-ai/DeepSeek-V3.2-Exp --tp 8 {EAGLE} {SERVE}", "DeepSeek V3.2", None),
     ("DeepSeek-V3_2", f"deepseek-ai/DeepSeek-V3.2-Exp --tp 8 --ep 8 --dp 8 --enable-dp-attention "
      f"{SERVE}", "DeepSeek V3.2", RANKS),
     ("GLM-4.5", "zai-org/GLM-4.5 --reasoning-parser glm45 --tool-call-parser glm45 --tp 8 "
@@ -41,7 +40,7 @@ LINES = [
     ("GLM-4.6", "zai-org/GLM-4.6 --tp 8", "GLM-4.5", None),
     ("GLM-4.7", "zai-org/GLM-4.7 --tp 8", "GLM-4.5", None),
     ("GLM-5", f"zai-org/GLM-5-FP8 --tp 8 --tool-call-parser glm47 --reasoning-parser glm45 {EAGLE} "
-     f"--mem-fraction-static 0.85 {SERVE}", "GLM-5", DRAFTS),
+     f"--mem-fraction-static 0.85 {SERVE}", "GLM-5", None),
     ("GPT-OSS", "openai/gpt-oss-120b --tp 8", "gpt-oss 20B", None),
     ("GPT-OSS", "openai/gpt-oss-120b --reasoning-parser gpt-oss --tool-call-parser gpt-oss --tp 8",
      "gpt-oss 20B", None),

@@ -5,8 +5,10 @@ import itertools
 import os
 import re
 
+import heads
 import model
 import pytest
+import torch
 from conftest import geometry
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
 from kills import kill_at, order  # noqa: F401
@@ -16,28 +18,47 @@ from kvtrunk._pages import Pattern
 
 SEEDS = itertools.count(1)
 POSITIONS = 4096
+CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
+EAGLE = {"speculative_algorithm": "EAGLE"}
 GRAMS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8,
          "speculative_ngram_min_bfs_breadth": 1}
 # Of each: layers beside the model's, page size, options. Pages of several positions go with trees on
 # devices only.
 KINDS = {
     "NGRAM": (0, 16, {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}),
+    "EAGLE, overlap": (1, 16, {**EAGLE, **CHAIN}),
     "NGRAM, trees": (0, 1, {**GRAMS, "speculative_ngram_max_bfs_breadth": 4}),
+    "EAGLE": (1, 16, {**EAGLE, **CHAIN}),
+    "EAGLE, trees": (1, 1, {**EAGLE, **TREE}),
+    "EAGLE, adaptive": (1, 16, {**EAGLE, "speculative_adaptive": True, "speculative_num_steps": 3,
+                                "speculative_eagle_topk": 1}),
+    "EAGLE, two ranks": (1, 16, {**EAGLE, **CHAIN, "tp_size": 2}),
+    "EAGLE3": (1, 16, {"speculative_algorithm": "EAGLE3", **CHAIN}),
+    "STANDALONE": (2, 16, {"speculative_algorithm": "STANDALONE", **CHAIN}),
+    "MTP, mixed chunks": (1, 16, {"speculative_algorithm": "NEXTN", **CHAIN,
+                                  "enable_mixed_chunk": True}),
 }
-MOST = list(KINDS) if "ENGINES_LONG" in os.environ else ["NGRAM"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model whose next token depends mostly on the last one: a draft can guess it."""
-    return model.write(tmp_path_factory.mktemp("model"), embedding=150)
+MOST = list(KINDS) if "ENGINES_LONG" in os.environ else ["NGRAM", "EAGLE, overlap"]
 
 
 class Kind:
     """How engines of a test draft."""
 
-    def __init__(self, name):
+    def __init__(self, name, folder):
         self.n_layers, self.page, self.options = KINDS[name]
+        self.ranks = self.options.get("tp_size", 1)
+        self.environment = {"OVERLAP": "1"} if "overlap" in name else {}
+        # The next token depends mostly on the last one: a draft can guess it.
+        self.folder = str(folder / "model")
+        if "MTP" in name:
+            heads.mimo(self.folder, embedding=150)
+        else:
+            model.write(self.folder, embedding=150)
+        draft = {"EAGLE": heads.eagle, "EAGLE3": heads.eagle3}.get(name.split(",")[0])
+        if self.n_layers:
+            path = draft(folder / "head") if draft else self.folder
+            self.options = {**self.options, "speculative_draft_model_path": path}
         self.behind = int(self.n_layers > 0)
         """Tokens behind a position that its KV depends on."""
 
@@ -47,15 +68,15 @@ class Kind:
 
 
 @pytest.fixture(scope="module", params=MOST)
-def kind(request):
-    return Kind(request.param)
+def kind(request, tmp_path_factory):
+    return Kind(request.param, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
 def daemon(kind):
     with testing.daemon(supervise=True, coalesce_threshold=0, **geometry(
-            n_layers=2 + kind.n_layers, page_size=kind.page,
-            n_pages=POSITIONS // kind.page)) as made:
+            n_layers=2 + kind.n_layers, n_kv_heads=2 // kind.ranks, n_slabs=kind.ranks,
+            page_size=kind.page, n_pages=POSITIONS // kind.page)) as made:
         yield made
 
 
@@ -63,9 +84,11 @@ def daemon(kind):
 def engines(kind, daemon, start, order):  # noqa: F811
     """One that drafts and has a cache of its own, one on the pool, and one there that computes a
     page of each reuse itself, and compares."""
-    sizes = {"page_size": kind.page, "max_total_tokens": POSITIONS - kind.page, **kind.options}
-    return started(start(**sizes), start(daemon, environment={"KILL": str(order)}, **sizes),
-                   start(daemon, environment={"KVTRUNK_CHECK_EVERY": "1"}, **sizes))
+    options = {"folder": kind.folder, "page_size": kind.page, **kind.options,
+               "max_total_tokens": POSITIONS - kind.page}
+    variables = ({}, {"KILL": str(order)}, {"KVTRUNK_CHECK_EVERY": "1"})
+    return started(*(start(at, environment={**more, **kind.environment}, **options)
+                     for at, more in zip((None, daemon, daemon), variables)))
 
 
 def texts(seed, n=4, length=90):

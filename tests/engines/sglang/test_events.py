@@ -9,7 +9,7 @@ from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved
 from sglang.srt.mem_cache.events import KvEventLoraNames, KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from kvtrunk import testing
+from kvtrunk import bigram_keys, testing
 from kvtrunk.sglang import _refusals
 from kvtrunk.sglang._events import Events
 
@@ -19,12 +19,12 @@ NAMES = {"plain": (None, None), "a salt": (None, "s1"), "a key": ("e1", None),
          "an adapter": (ADAPTER, None), "all": ("e1" + ADAPTER, "s1")}
 
 
-def params(dynamo=False, page_size=PAGE):
+def params(dynamo=False, page_size=PAGE, is_eagle=False):
     names = KvEventLoraNames()
     names.register(types.SimpleNamespace(lora_id=ADAPTER, extra_key=ADAPTER), "sql")
     names.register(types.SimpleNamespace(lora_id=ADAPTER, extra_key="e1" + ADAPTER), "sql")
     return types.SimpleNamespace(page_size=page_size, dynamo_kv_event_format=dynamo,
-                                 kv_event_lora_names=names)
+                                 kv_event_lora_names=names, is_eagle=is_eagle)
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def recorded(given, *paths):
     for tokens in paths:
         node = types.SimpleNamespace(
             parent=node, hash_value=None, event_hash_value=None,
-            key=RadixKey(array("q", tokens), extra_key, cache_salt=salt))
+            key=RadixKey(array("q", tokens), extra_key, cache_salt=salt,
+                         is_bigram=given.is_eagle))
         recorder.record_store(node)
     stored = recorder.take()
     while node is not root:
@@ -85,6 +86,30 @@ def test_events_are_those_of_sglang_s_own_cache(daemon, name, dynamo):
         [tail] = taken(events)
         assert tail.parent_block_hash == whole.block_hashes[1]
         assert (tail.block_hashes, tail.token_ids) == (whole.block_hashes[2:], whole.token_ids[8:])
+        space.remove_all()
+        gone = []
+        until(lambda: gone.extend(hashes(events.take())) or sorted(gone) == sorted(hashes(removed)))
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("is_eagle", [True, False], ids=["EAGLE", "STANDALONE"])
+def test_events_with_draft_layers_are_those_of_sglang_s_own_cache(daemon, is_eagle, name):
+    """For EAGLE it has pairs of tokens, and for a model that drafts tokens."""
+    given = params(is_eagle=is_eagle)
+    events = Events(given, daemon.socket, pairs=True)
+    with daemon.connect() as client:
+        space = client.namespace(model="events", adapter=name[0], salt=name[1])
+        events.share(space, *name)
+        told = []
+        for n in 9, 17:
+            root, keys = bigram_keys(range(1, n + 1))
+            cache(space.root(root), keys)
+            told += [event for event in taken(events) if event != AllBlocksCleared()]
+        stored, removed = recorded(given, name, range(1, 9 + is_eagle), range(9, 17 + is_eagle))
+        assert hashes(told) == hashes(stored)
+        assert [token for event in told for token in event.token_ids] == [
+            token for event in stored for token in event.token_ids]
+        assert told[1].parent_block_hash == stored[0].block_hashes[1]
         space.remove_all()
         gone = []
         until(lambda: gone.extend(hashes(events.take())) or sorted(gone) == sorted(hashes(removed)))

@@ -5,7 +5,8 @@ from array import array
 import numpy as np
 import pytest
 
-from kvtrunk.sglang._keys import keys_of
+from kvtrunk import bigram_keys
+from kvtrunk.sglang._keys import keys_of, root_of
 
 HASH = (1 << 61) + 12345
 
@@ -13,6 +14,25 @@ HASH = (1 << 61) + 12345
 def test_text_is_its_ids():
     assert keys_of(array("q", [5, 0, 4294967295])).tolist() == [5, 0, 4294967295]
     assert len(keys_of(array("q"))) == 0
+
+
+def test_with_draft_layers_the_keys_of_text_are_pairs():
+    for text in [5, 0, 4294967295], [7]:
+        tokens = array("q", text)
+        assert (root_of(tokens), keys_of(tokens, 16, 1).tolist()) == (
+            bigram_keys(text)[0], bigram_keys(text)[1].tolist())
+    assert root_of(array("q")) == 0 and len(keys_of(array("q"), 16, 1)) == 0
+
+
+def test_with_draft_layers_an_image_s_identity_ends_on_no_page_either():
+    """It begins one key earlier. In front of all it is a part of the root key, too."""
+    for start in range(1, 20):
+        found = [keys_of(array("q", [7] * start + [number] * 8), 16, 1)
+                 for number in (HASH, HASH + (1 << 32))]
+        page = -(-start // 16) * 16
+        for end in range(page, start + 7, 16):
+            assert np.array_equal(*(keys[:end] for keys in found)) == (end < start)
+    assert root_of(array("q", [HASH])) != root_of(array("q", [HASH + (1 << 32)]))
 
 
 def test_images_with_equal_low_halves_differ():

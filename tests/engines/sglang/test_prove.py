@@ -23,13 +23,14 @@ def test_an_engine_that_was_not_proved_says_so_or_ends(backend, proved, monkeypa
     monkeypatch.setattr(_cache._pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
     monkeypatch.setattr(_cache, "get_schedule",
                         lambda: types.SimpleNamespace(disable_overlap_schedule=False))
+    monkeypatch.setattr(_cache._drafts, "algorithm", lambda: None)
     runner = types.SimpleNamespace(attn_backend=type(backend, (), {})(),
                                    model_config=types.SimpleNamespace(dtype="torch.bfloat16"))
     pool = types.SimpleNamespace(device="cpu", dtype="torch.bfloat16", page_size=16)
     with caplog.at_level(logging.WARNING):
         _cache._say_unproved(runner, pool)
     assert ("python -m kvtrunk.sglang prove MODEL" in caplog.text) is not proved
-    assert proved or "graphs none, scheduling overlapped" in caplog.text
+    assert proved or "drafts none, graphs none, scheduling overlapped" in caplog.text
     monkeypatch.setenv("KVTRUNK_REQUIRE_PROOF", "1")
     if proved:
         _cache._say_unproved(runner, pool)

@@ -18,7 +18,12 @@ def options(**more):
 
 
 @pytest.mark.parametrize("option, value, flag", [
-    ("speculative_algorithm", "EAGLE", "--speculative-algorithm EAGLE: .* use NGRAM"),
+    ("speculative_algorithm", "DFLASH", "--speculative-algorithm DFLASH: .* another shape .* use one"),
+    ("speculative_algorithm", "DSPARK", "--speculative-algorithm DSPARK: .* another shape"),
+    ("speculative_algorithm", "UNO", "--speculative-algorithm UNO: it drafts within"),
+    ("speculative_algorithm", "FROZEN_KV_MTP", "FROZEN_KV_MTP: .* reads the model's KV"),
+    ("speculative_algorithm", "OF_A_PLUGIN", "OF_A_PLUGIN: use one of NGRAM, EAGLE"),
+    ("enable_multi_layer_eagle", True, "--enable-multi-layer-eagle True: .* the next token"),
     ("enable_hierarchical_cache", True, "--enable-hierarchical-cache True: .* start kvtstored"),
     ("enable_lmcache", True, "--enable-lmcache True: .* start kvtstored"),
     ("disaggregation_mode", "decode", "--disaggregation-mode"),
@@ -155,7 +160,6 @@ def test_a_prefix_cache_that_is_off_is_told(backend, off, says, monkeypatch, cap
     ("lru", "lru", None), ("slru", "lru", "start the daemon with --policy=slru"),
     ("lru", "lfu", "start the daemon with --policy=lru"), ("tlru", "lru", "no policy")])
 def test_another_eviction_policy_is_told(asked, daemon, says, monkeypatch, caplog):
-    sys.path.insert(0, str(Path(__file__).parent / "standin"))
     from kvtrunk.sglang import _cache
 
     given = options(radix_eviction_policy=asked)
@@ -185,7 +189,8 @@ class Pool:
 
     def __init__(self, client, page_size):
         self.page_size = page_size
-        self.kvtrunk = types.SimpleNamespace(mapped=client.pool, witness=client.map_pool())
+        self.kvtrunk = types.SimpleNamespace(mapped=client.pool, witness=client.map_pool(),
+                                             n_drafts=0)
         layer = client.pool.layer(0)
         self.k, self.v = (torch.from_dlpack(array).permute(0, 2, 1, 3).flatten(0, 1)
                           for array in (layer.k, layer.v))
@@ -198,7 +203,6 @@ class Pool:
 
 
 def test_tensors_that_are_not_on_the_pool_are_found():
-    sys.path.insert(0, str(Path(__file__).parent / "standin"))
     from conftest import PAGE, geometry
 
     from kvtrunk import testing
@@ -276,13 +280,14 @@ def test_fp8_as_sglang_keeps_it_on_cpus_is_refused():
 
 @pytest.mark.parametrize("pages,says", [
     ({"kv_layout": "hknd"}, "kv_layout hknd"),
+    ({"n_layers": 3}, "n_layers"),
     ({"sides": "1"}, "drop 'sides' from its configuration"),
     ({"page_bytes": 1 << 15}, "page_bytes only")])
 def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
     from conftest import PAGE, PAGES, geometry
 
     from kvtrunk import Geometry, testing
-    from kvtrunk.sglang import _pool
+    from kvtrunk.sglang import _drafts, _pool
 
     pool = types.SimpleNamespace(layer_num=2, head_num=2, head_dim=64, dtype=torch.float32,
                                  page_size=PAGE, size=(PAGES - 1) * PAGE)
@@ -290,8 +295,11 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
     with testing.daemon(**options) as daemon:
         monkeypatch.setattr(_pool, "socket", lambda *_: daemon.socket)
         monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
+        monkeypatch.setattr(_pool, "geometry_of",
+                            lambda *_: Geometry(2, 2, 64, "fp32", "nhd", "layer"))
+        monkeypatch.setattr(_drafts, "algorithm", lambda: None)
         with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
-            _pool._connect(pool, Geometry(2, 2, 64, "fp32", "nhd", "layer"))
+            _pool._connect(pool)
 
 
 @pytest.mark.parametrize("sizes, says", [
