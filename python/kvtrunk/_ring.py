@@ -47,8 +47,9 @@ _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all
 
 class Begun(NamedTuple):
     """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space. `sides`:
-    by kind, the side pages of the last reusable pages, in path order. A point at `matched`, if that
-    is above `reusable`, would let the next such prompt continue there."""
+    by kind, the side pages of the last reusable pages, in path order. `matched`: positions that are
+    cached; `announced`: those behind them that others compute. A point where both end, if that is
+    above `reusable`, would let the next such prompt continue there."""
 
     lease: Optional[Lease]
     pages: list[int]
@@ -56,6 +57,7 @@ class Begun(NamedTuple):
     ticket: int
     matched: int = 0
     sides: tuple[list[int], ...] = ()
+    announced: int = 0
 
 
 class Ring(Owner):
@@ -346,7 +348,8 @@ class Ring(Owner):
 
     def _begun_of(self, answer: Any, pages: list[int], sides: list[int]) -> Begun:
         return Begun((answer.lease.index, answer.lease.generation), pages, answer.reusable, 0,
-                     answer.matched, tuple(by_kind(self.client, sides, answer.reusable)))
+                     answer.matched, tuple(by_kind(self.client, sides, answer.reusable)),
+                     answer.announced)
 
     def begun(self, ticket: int) -> Optional[Begun]:
         """After notice(): what a BEGIN has that was answered late. None: begin again."""

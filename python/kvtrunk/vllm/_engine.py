@@ -117,6 +117,8 @@ class Engine:
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
+        self.batches: int = vllm_config.max_concurrent_batches
+        """Steps in flight at most."""
         parallel = vllm_config.parallel_config
         self.drafts: bool = _drafts.in_pages(vllm_config)
         """Whether pages hold the KV of draft layers."""

@@ -7,7 +7,9 @@ cache (windows, alignment of states, points). They work on a BlockPool of ours, 
 
 * loose: a private page of the session in no lease. Its last user gives it back.
 * cached: found by BEGIN, or given to a COMMIT. The lock on the lease's path keeps it, so nothing
-  is given back. vLLM never writes it: a request that continues behind a cached state copies it.
+  is given back: when its last user needs it no more, a COMMIT lets it go, and it may be evicted
+  before the request ends. vLLM never writes it: a request that continues behind a cached state
+  copies it.
 
 vLLM counts a block as cached when it schedules the step that computes it. Here that is a note: the
 step's COMMIT carries it, behind the step's fence.
@@ -21,7 +23,7 @@ from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._ring import Begun
-from .._seq import Fence
+from .._seq import SIDE_LET, Fence
 from ._engine import Engine
 from ._groups import group_values, main_group, side_values, sides
 from ._refuse import refuse
@@ -47,12 +49,18 @@ class SidePool(BlockPool):
         """Loose pages without a user. Steps run in order, so the next step may write them."""
         self._notes: dict[str, dict[int, Place]] = {}
         """By request: pages to publish, and where."""
+        self._held: dict[int, tuple[str, Place]] = {}
+        """Cached pages: the request whose lease holds one, and where."""
+        self._unread: dict[str, dict[int, Place]] = {}
+        """By request: those of them that no request here needs any more."""
 
     def forget(self) -> None:
         """The session was lost: blocks that vLLM still holds are of no page."""
         self._loose.clear()
         self._stock.clear()
         self._notes.clear()
+        self._held.clear()
+        self._unread.clear()
         self.blocks[1:] = [KVCacheBlock(number, pool=self) for number in range(1, len(self.blocks))]
 
     # ---- pages
@@ -76,6 +84,7 @@ class SidePool(BlockPool):
     def returned(self, pages: Iterable[int]) -> None:
         """The daemon did not take these pages."""
         for page in pages:
+            self._forget_held(page)
             if self.blocks[page].ref_cnt:
                 self._loose.add(page)
             else:
@@ -104,14 +113,40 @@ class SidePool(BlockPool):
         """A COMMIT carries these."""
         notes = self._notes.get(name, {})
         for _, _, page in sides:
-            del notes[page]
+            self.hold(name, page, notes.pop(page))
             self._loose.remove(page)
         if not notes:
             self._notes.pop(name, None)
 
     def drop_notes(self, name: str) -> None:
-        """Publish nothing of a request."""
+        """Publish nothing of a request, which has ended."""
         self._notes.pop(name, None)
+        self._unread.pop(name, None)
+        for page in [page for page, (holder, _) in self._held.items() if holder == name]:
+            del self._held[page]
+
+    # ---- letting go
+
+    def hold(self, name: str, page: int, place: Place) -> None:
+        """The request's lease holds a cached page."""
+        self._forget_held(page)
+        self._held[page] = name, place
+
+    def _forget_held(self, page: int) -> None:
+        name, _ = self._held.pop(page, ("", None))
+        self._unread.get(name, {}).pop(page, None)
+
+    def unread(self, name: str, pages: int) -> list[tuple[int, int, int]]:
+        """What a COMMIT of so many pages can let go of: index, kind, SIDE_LET."""
+        return [(*place, SIDE_LET) for place in self._unread.get(name, {}).values()
+                if place[0] < pages]
+
+    def let_go(self, name: str, pages: int) -> None:
+        """A COMMIT of so many pages lets go of them."""
+        unread = self._unread.pop(name, {})
+        later = {page: place for page, place in unread.items() if place[0] >= pages}
+        if later:
+            self._unread[name] = later
 
     # ---- what vLLM's managers call
 
@@ -123,6 +158,7 @@ class SidePool(BlockPool):
         blocks = [self.blocks[page] for page in pages]
         for block in blocks:
             block.ref_cnt = 1
+            self._forget_held(block.block_id)
         return blocks
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
@@ -131,14 +167,21 @@ class SidePool(BlockPool):
             if block.is_null or block is not self.blocks[page]:
                 continue
             block.ref_cnt -= 1
-            if not block.ref_cnt and page in self._loose:
+            if block.ref_cnt:
+                continue
+            if page in self._loose:
                 self._loose.remove(page)
                 self._forget_note(page)
                 self._stock.append(page)
+            elif page in self._held:
+                name, place = self._held[page]
+                self._unread.setdefault(name, {})[page] = place
 
     def touch(self, blocks: Sequence[Any]) -> None:
         for block in blocks:
             block.ref_cnt += 1
+            name, _ = self._held.get(block.block_id, ("", None))
+            self._unread.get(name, {}).pop(block.block_id, None)
 
     def cache_full_blocks(self, request: Any, blocks: list[Any], num_cached_blocks: int,
                           num_full_blocks: int, block_size: int, kv_cache_group_id: int,
@@ -175,7 +218,8 @@ class Point:
     def __init__(self, begun: Begun, page_size: int) -> None:
         self.start = begun.reusable // page_size
         self.found = begun.sides
-        self.matched = begun.matched
+        self.matched = begun.matched + begun.announced
+        """Positions that others have, or will."""
         self.published: set[Place] = set()
         self.end = 0
         """Pages in front of the last point that it published."""
@@ -219,20 +263,25 @@ class Sides:
                                      for kind, each in enumerate(self._managers)})
         for each in self._managers:
             each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
+        self._states = 1 + engine.batches
+        """Pages of a state: its own, and those of steps whose output has not come."""
         self._check_room(manager.max_model_len, engine.info)
         self._zeroes = coordinator.single_type_managers[self.main].records_new_block_ids
         self._to_zero: dict[str, list[int]] = {}
 
+    def most(self, tokens: int) -> int:
+        """Side pages that a request of so many tokens needs at once, at most."""
+        whole = -(-tokens // self.page_size)
+        return sum(min(whole, each.max_admission_blocks_per_request or self._states)
+                   for each in self._managers)
+
     def _check_room(self, longest: int, info: Any) -> None:
         """Refuse a pool that cannot hold the longest request: it would wait for ever."""
-        whole = -(-longest // self.page_size)
-        # A state needs its block, and that of the step before.
-        most = [min(whole, each.max_admission_blocks_per_request or 2)
-                for each in self._managers]
+        whole, most = -(-longest // self.page_size), self.most(longest)
         has = min(info.max_private_pages or info.n_pages, info.n_pages - 1)
-        if whole + sum(most) > has:
+        if whole + most > has:
             refuse(f"a request of --max-model-len {longest} may need {whole} pages, and "
-                   f"{sum(most)} for windows and states, but one session gets {has}: set it, or "
+                   f"{most} for windows and states, but one session gets {has}: set it, or "
                    "--max-num-batched-tokens, to less, or give the daemon more n_pages or "
                    "max_private_pages")
 
@@ -266,9 +315,9 @@ class Sides:
             prefill_end=end if self._coordinator.retention_interval == 0 else 0)
             for each, blocks in zip(self._managers, side_values(found, self.main)))
 
-    def fits(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
-        """Whether the pool has room for the whole request."""
-        needed = self._needed(request, tokens, found, computed, True)
+    def fits(self, request: Any, tokens: int, found: Blocks, computed: int, least: int) -> bool:
+        """Whether the pool has room for the whole request, and for `least` side pages."""
+        needed = max(least, self._needed(request, tokens, found, computed, True))
         return needed <= self.pool.stocked() or needed <= self.pool.get_num_free_blocks()
 
     def reserve(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:
@@ -281,7 +330,11 @@ class Sides:
         main group; private: those of them that are private pages."""
         name = request.request_id
         if any(found):
-            for each, blocks in zip(self._managers, side_values(found, self.main)):
+            for kind, (each, blocks) in enumerate(zip(self._managers,
+                                                      side_values(found, self.main))):
+                for index, block in enumerate(blocks):
+                    if not block.is_null:
+                        self.pool.hold(name, block.block_id, (index, kind))
                 each.add_local_computed_blocks(name, blocks, computed, 0)
         if self._zeroes:
             self._to_zero.setdefault(name, []).extend(private)

@@ -26,7 +26,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from .._check import Finding, report
 from .._errors import ConnectionLost, Error, Stale
 from .._ring import WAIT_MS, Begun, Lease
-from .._seq import Fence
+from .._seq import JUNCTION, SIDE_LET, Fence
 from .._stall import Stalled
 from ._engine import PATIENCE_S, STEP_WORD, Engine
 from ._hybrid import Point, Sides
@@ -71,7 +71,7 @@ class State:
     __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
                  "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
                  "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt",
-                 "refused")
+                 "refused", "sides_first", "alone")
 
     def __init__(self, request: Any, session: int) -> None:
         self.request = request
@@ -122,6 +122,10 @@ class State:
         """Of a stream more when its next input has come."""
         self.point: Optional[Point] = None
         """With side pages: which ones its lease has."""
+        self.sides_first = False
+        """Whether it takes side pages before it begins, because there was no room for them."""
+        self.alone = False
+        """Whether it locks nothing that is cached, because that leaves it no room."""
 
     def alive(self, session: int) -> bool:
         """False: the session of its lease was lost, nothing may be done with it."""
@@ -210,11 +214,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Begin, or note why not: `ticket` or `retry`. begun: what an earlier BEGIN has."""
         request, engine = state.request, self.engine
         engine.ring.announce(True)
-        namespace = self._namespace(state)
+        namespace = None if state.alone else self._namespace(state)
         known = request.num_tokens
         # One page for the first generated tokens saves a round trip soon.
         extra = min(self.page_size, request.max_tokens)
         extra = max(0, min(extra, self.max_model_len - known))
+        if state.sides_first and self.sides is not None:
+            self.sides.pool.reserve(self._most_sides(request))  # its match has to give way
         if namespace is None:
             state.shared = False
             begun = begun or engine.ring.begin(engine.nobody, _NO_KEYS, known + extra,
@@ -226,12 +232,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
             begun = engine.ring.begin(
                 namespace, self._prompt(state), extra + behind, force_miss=miss,
                 wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0,
-                patience_s=PATIENCE_S)
+                patience_s=PATIENCE_S,
+                point=JUNCTION if self.sides is not None and not miss else 0)
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
                 self._refused(state)
                 state.retry = time.monotonic() + RETRY_S
+                state.alone = state.sides_first and self._pool_is_idle()
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.prompt = None
@@ -392,11 +400,13 @@ class KvtrunkKVCacheManager(KVCacheManager):
         processed = max(0, computed - request.num_in_flight_tokens)
         try:
             sides.skip(request.request_id, processed)
-            if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed) or
+            alone = state.told == 0 and not self._running()
+            if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed,
+                                         self._most_sides(request) if alone else 0) or
                     not self._reserve(state, total, found, computed)):
                 if state.told == 0:  # what it holds may be what others wait for
                     self._refused(state)
-                    self._begin_later(state)
+                    self._begin_later(state).sides_first = alone
                 return None
         except (ConnectionLost, Stale) as error:
             self._lose(error)
@@ -416,8 +426,23 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def _reserve(self, state: State, total: int, found: KVCacheBlocks, computed: int) -> bool:
         assert self.sides is not None
         return (self.sides.reserve(state.request, total, found.blocks, computed) or
-                self._give_back_unused(state) and
+                (self._give_back_unused(state) | self._let_go()) and
                 self.sides.reserve(state.request, total, found.blocks, computed))
+
+    def _let_go(self) -> bool:
+        """Let go of side pages that no request needs, before their next COMMIT. True: there were
+        some."""
+        assert self.sides is not None
+        unread = [state for name, state in self.states.items()
+                  if self.sides.pool.unread(name, state.committed)]
+        for state in unread:
+            self._commit(state, 0)
+        return bool(unread)
+
+    def _most_sides(self, request: Any) -> int:
+        assert self.sides is not None
+        return self.sides.most(min(request.num_prompt_tokens + request.max_tokens,
+                                   self.max_model_len))
 
     def _extend(self, state: State, n: int) -> bool:
         lease = state.lease
@@ -442,7 +467,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._begin_later(state)
         return bool(unused)
 
-    def _begin_later(self, state: State) -> None:
+    def _running(self) -> bool:
+        """Whether a request of this engine was scheduled, and so will give back what it has."""
+        return any(state.told for state in self.states.values())
+
+    def _pool_is_idle(self) -> bool:
+        """Whether nobody holds a page: what is refused now will be refused again."""
+        assert self.sides is not None
+        return self.sides.pool.get_num_free_blocks() >= self.engine.info.n_pages - 1
+
+    def _begin_later(self, state: State) -> State:
         """End the lease of a request that was not scheduled. Steps in flight may still write its
         pages: those of a request that ended, which the session gets before their fence."""
         self._end(state, self.fence())
@@ -450,6 +484,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self.states[state.request.request_id] = fresh
         fresh.asked, fresh.refused = True, state.refused
         fresh.retry = time.monotonic() + RETRY_S
+        return fresh
 
     # ---- publishing
 
@@ -480,7 +515,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 check.step = self.step
                 self._asked[check.number] = state
                 checks.append(check)
-            if tokens >= (state.committed + 1) * self.page_size:
+            if (tokens >= (state.committed + 1) * self.page_size or self.sides is not None and
+                    self.sides.pool.unread(name, state.committed)):
                 self._commit(state, tokens)
         return checks
 
@@ -512,7 +548,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if self.sides is None or state.point is None:
             return []
         sides = self.sides.pool.noted(state.request.request_id, pages)
-        return sides + state.point.obsolete(self.sides.kinds) if last else sides
+        return sides + (state.point.obsolete(self.sides.kinds) if last else
+                        self.sides.pool.unread(state.request.request_id, pages))
 
     def _commit(self, state: State, computed: int, last: bool = False) -> None:
         """Publish the whole pages of the first computed positions, of accepted tokens, when the
@@ -554,7 +591,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state.committed = pages
         if sides:
             assert self.sides is not None and state.point is not None
-            given = [side for side in sides if side[2]]
+            given = [side for side in sides if side[2] not in (0, SIDE_LET)]
+            self.sides.pool.let_go(state.request.request_id, pages)
             self.sides.pool.given(state.request.request_id, given)
             state.point.publish(given, self.sides.kinds)
 

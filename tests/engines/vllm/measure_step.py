@@ -72,7 +72,8 @@ class Scheduler:
             "max_num_seqs": RUNNING, "skip_tokenizer_init": True,
             "kv_transfer_config": {**TRANSFER, "kv_connector_extra_config": transfer or {}}
                                   if shared else None,
-            "async_scheduling": asynchronous, **options}).create_engine_config()
+            **options}).create_engine_config()
+        config.scheduler_config.async_scheduling = asynchronous  # on a CPU vLLM makes it False
         if sides:  # as the platform would choose for such a model
             config.cache_config.block_size, config.cache_config.mamba_cache_mode = page, "align"
         if shared:

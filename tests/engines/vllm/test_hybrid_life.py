@@ -9,6 +9,7 @@ and writes no page that is cached. Cells lie in the daemon's pool, so a store co
 import contextlib
 import dataclasses
 import random
+import re
 
 import life
 import measure_step
@@ -19,6 +20,7 @@ from conftest import geometry
 from engine import counters, expect_nothing_held, until
 
 from kvtrunk import ConnectionLost, InvalidArgument, testing
+from kvtrunk.vllm import manager
 
 
 @dataclasses.dataclass
@@ -333,6 +335,81 @@ def test_a_prompt_parts_from_another_behind_a_point_that_retention_made(folder, 
         parts = max(found, kind.page) + kind.page // 2
         other = [*tokens[:parts], 1 - tokens[parts], *tokens_of(kind, 2, seed=1)]
         assert reused(engine, other) == found
+
+
+def needed(folder, kind, monkeypatch, asynchronous):
+    """Pages that the adapter wants for a session."""
+    short = dataclasses.replace(kind, pages=kind.longest + 2)  # the main pages fit
+    with pytest.raises(ValueError, match="may need") as caught, \
+            life_of_one(folder, monkeypatch, short, asynchronous):
+        pass
+    whole, sides = re.search(r"may need (\d+) pages, and (\d+) for", str(caught.value)).groups()
+    return int(whole) + int(sides)
+
+
+@pytest.mark.parametrize("n_engines, asynchronous", [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps"])
+def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeypatch, name,
+                                                                 n_engines, asynchronous):
+    """Its lease locks what is cached of it, reused or not, and that may leave no room for its side
+    pages."""
+    monkeypatch.setattr(manager, "RETRY_S", 0.0)
+    least = needed(folder, KINDS[name], monkeypatch, asynchronous)
+    most = 1 if n_engines == 1 else 0.75  # of the pool, for a session
+    kind = dataclasses.replace(KINDS[name], pages=int(least / most) + 2)
+    chance, pool = random.Random(name), Pool(kind)
+    tokens = tokens_of(kind, kind.longest - 2)
+    with testing.daemon(**{**kind.geometry(), "max_private_pages": f"{most:.0%}"}) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engines = [Engine(folder, kind, pool, chance, asynchronous) for _ in range(n_engines)]
+        for pages in [kind.longest - 2, kind.longest - 3,
+                      *(chance.randrange(1, kind.longest - 1) for _ in range(8))]:
+            for engine in engines:
+                part = chance.choice((0, 0, 1))
+                engine.add(tokens[:pages * kind.page - part], chance.choice((5, kind.page)))
+            turns = 0
+            while any(engine.theirs.requests for engine in engines):
+                chance.choice(engines).turn()
+                turns += 1
+                assert turns < 2000, f"{pages} pages in a pool of {kind.pages}: waits for ever"
+        for engine in engines:
+            engine.theirs.shutdown()
+
+
+@pytest.mark.parametrize("n_engines", [1, 2])
+@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps"])
+def test_a_burst_computes_its_new_beginning_twice(folder, monkeypatch, name, n_engines):
+    """The first prompt, and the second one, which makes the point. All others wait for it."""
+    kind = dataclasses.replace(KINDS[name], pages=900)
+    head = tokens_of(kind, kind.longest - 3)[:-1]
+    pool, chance = Pool(kind), random.Random(0)
+    with testing.daemon(**kind.geometry(), coalesce_threshold=0) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engines = [Engine(folder, kind, pool, chance, False) for _ in range(n_engines)]
+        for number in range(12):
+            tail = [number >> bit & 1 for bit in range(4)] * (kind.page // 4)
+            engines[number % n_engines].add(head + tail, 2)
+        while any(engine.theirs.requests for engine in engines):
+            for engine in engines:
+                engine.turn()
+        assert 12 * len(head) - pool.reused <= 2 * len(head) + 2 * kind.page
+        for engine in engines:
+            engine.theirs.shutdown()
+
+
+@pytest.mark.parametrize("name", ["window", "states of many steps"])
+def test_a_request_lets_go_of_a_point_that_it_has_left_behind(folder, monkeypatch, name):
+    kind = KINDS[name]
+    with life_of_one(folder, monkeypatch, kind) as (daemon, engine):
+        tokens = tokens_of(kind, 3)
+        name = engine.add(tokens, 4 * kind.page)
+        held = counters(daemon).evictable_pages
+        while name in engine.theirs.requests and counters(daemon).evictable_pages == held:
+            engine.turn()
+        assert name in engine.theirs.requests and counters(daemon).evictable_pages > 0
+        engine.abort()
+        until(lambda: counters(daemon).private_pages == 0)
+        assert reused(engine, tokens) == 3 * kind.page  # what was let go stays cached
 
 
 def test_salts_and_adapters_share_no_side_pages(folder, monkeypatch):
