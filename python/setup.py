@@ -25,6 +25,9 @@ from distutils.command.build_scripts import build_scripts
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROGRAMS = ["kvtrunkd", "kvtctl", "kvtlab", "kvtstored"]
+# Linked into the programs, by Debian's names: build.mk has the same. Their licences want that who
+# gets a copy gets their notices.
+LINKED = ["liburing", "libinih", "libbsd", "libmd", "libjansson", "zlib1g"]
 # Views need the buffer protocol, which is in the limited API since 3.11. All that they call exists
 # in 3.10, so a wheel made by 3.11 or newer runs there.
 ABI3 = sys.version_info >= (3, 11)
@@ -65,6 +68,23 @@ class BuildPy(build_py):
         (pathlib.Path(self.build_lib) / "kvtrunk" / "commit").write_text(text.strip(), "utf-8")
 
 
+def notices():
+    """Copyrights and licences of what is linked into the programs."""
+    texts = []
+    for name in LINKED:
+        path = pathlib.Path("/usr/share/doc") / f"{name}-dev" / "copyright"
+        if not path.exists():
+            print(f"kvtrunk: {path} is missing: the package has programs with {name} in them, and "
+                  "not its notices, so do not pass it on", file=sys.stderr)
+            if os.environ.get("KVTRUNK_PROGRAMS") == "require":
+                raise SystemExit(1)
+            continue
+        texts.append(f"{'=' * 20} {name} {'=' * 20}\n\n{path.read_text('utf-8')}")
+    return ("The programs of this package (kvtrunkd, kvtctl, kvtlab, kvtstored) contain the "
+            "libraries below.\nkvtrunk itself is under the Apache License 2.0, see LICENSE.\n\n"
+            + "\n".join(texts))
+
+
 class BuildScripts(build_scripts):
     """The daemon and its tools: programs of machine code, so no line of theirs is changed."""
 
@@ -85,6 +105,8 @@ class BuildScripts(build_scripts):
         for name in PROGRAMS:
             shutil.copy2(BUILD / "wheel" / name, target / name)
             self.outfiles.append(str(target / name))
+        package = pathlib.Path(self.get_finalized_command("build_py").build_lib) / "kvtrunk"
+        (package / "NOTICES").write_text(notices(), "utf-8")
 
     def get_source_files(self):
         return []
