@@ -419,10 +419,12 @@ class KvtrunkCache(BasePrefixCache):
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
+        # Without room for its first drafts it would be retracted behind its prompt, and taken again.
+        ahead = self.allocator.drafted(length)
         most = self._most(req, length)
         if most < self.page_size:  # it computes all, and publishes it
-            return self.leases.begin(req.rid, space, keys, length, reuse=False)
-        return self.leases.begin(req.rid, space, keys[:most], length)
+            return self.leases.begin(req.rid, space, keys, length, reuse=False, ahead=ahead)
+        return self.leases.begin(req.rid, space, keys[:most], length, ahead=ahead)
 
     @staticmethod
     def _adopt(req: Any, node: Lease, positions: int, length: int) -> None:

@@ -23,9 +23,9 @@ IN_PAGES = *BIGRAMS, "STANDALONE"
 ALGORITHMS = "NGRAM", *IN_PAGES
 OTHERS = {
     "FROZEN_KV_MTP": "the draft of Gemma 4 reads the model's KV of other layers",
-    "DFLASH": "its layers keep KV of another shape than the model's",
-    "DSPARK": "its layers keep KV of another shape than the model's",
-    "UNO": "it drafts within the model, in slots that are no sequence's",
+    "DFLASH": "its layers keep KV of a shape of their own",
+    "DSPARK": "its layers keep KV of a shape of their own",
+    "UNO": "its slots beside the end of a sequence were not tried",
 }
 """Why not the others of SGLang."""
 

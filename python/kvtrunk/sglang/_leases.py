@@ -241,19 +241,20 @@ class Leases:
         return self.ring.fetch(namespace._id, keys, namespace._root_key)
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
-              reuse: bool = True) -> Optional[Lease]:
+              reuse: bool = True, ahead: int = 0) -> Optional[Lease]:
         """A lease for `positions`, the first len(keys) of which have keys. None: not now, because
         there is no room, or because its prefix is being computed or loaded (is_held_back()).
 
         If there are more positions than keys, it may reuse what is cached of all keys.
-        reuse: False computes all of it, into pages of its own.
+        reuse: False computes all of it, into pages of its own. ahead: positions behind them, without
+        which it could not continue.
         """
         self.reap()
         self.no_room = False
         if self.lost:
             return None
         wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0
-        for more in (DECODE_POSITIONS, 0):
+        for more in (max(DECODE_POSITIONS, ahead), ahead):
             answer = self.see(self._try, self._begin, self._answered.pop(request, 0), namespace, keys,
                               positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms,
                               full=0 < len(keys) < positions, patience_s=PATIENCE_S)

@@ -83,10 +83,12 @@ def daemon(kind):
 @pytest.fixture(scope="module")
 def engines(kind, daemon, start, order):  # noqa: F811
     """One that drafts and has a cache of its own, one on the pool, and one there that computes a
-    page of each reuse itself, and compares."""
+    page of each reuse itself and compares, and gives requests back each 100 steps."""
     options = {"folder": kind.folder, "page_size": kind.page, **kind.options,
                "max_total_tokens": POSITIONS - kind.page}
-    variables = ({}, {"KILL": str(order)}, {"KVTRUNK_CHECK_EVERY": "1"})
+    variables = ({}, {"KILL": str(order)}, {
+        "KVTRUNK_CHECK_EVERY": "1", "SGLANG_TEST_RETRACT": "1",
+        "SGLANG_TEST_RETRACT_INTERVAL": "100"})
     return started(*(start(at, environment={**more, **kind.environment}, **options)
                      for at, more in zip((None, daemon, daemon), variables)))
 
@@ -156,6 +158,25 @@ def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines, kind
             assert tokens(engine.answer()) == expected[engine]
         assert not pattern.changed()
         pattern.close()
+    assert "Testing retraction" in b.said()
+    expect_nothing_held(daemon)
+
+
+def test_a_request_begins_with_room_for_its_first_drafts(daemon, engines, kind):
+    """With less it would be computed, retracted, and computed again."""
+    private, a, _ = engines
+    text = prompt(next(SEEDS) * 9, 108)
+    expected = private.generate(text)[0]["tokens"]
+    retracted = a.said().count("Retract requests")
+    with daemon.connect(any_geometry=True) as other:
+        held = other.alloc(POSITIONS // kind.page - 1 - -(-len(text) // kind.page))
+        before = other.counters()
+        a.ask(do="generate", prompts=[text])
+        while other.counters().refusals < before.refusals + 2:
+            assert other.counters().private_pages == before.private_pages
+        other.free(held)
+    assert a.answer()[0]["tokens"] == expected
+    assert a.said().count("Retract requests") == retracted
     expect_nothing_held(daemon)
 
 

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 
+import heads
+import pytest
 from conftest import BEHIND, ON_A_CPU, STANDIN
 
 from kvtrunk import _server
@@ -20,12 +22,15 @@ test $(id -u) != 0 || mount -t tmpfs none /run || exit
 """
 
 
-def test_what_flags_prints_starts_as_it_is(folder, tmp_path):
+@pytest.mark.parametrize("drafts", [False, True] if "ENGINES_LONG" in os.environ else [False])
+def test_what_flags_prints_starts_as_it_is(folder, drafts, tmp_path):
     for option in BEHIND:
         assert not option.startswith(("--device", "--dtype", "--kv-cache-dtype", "--page-size",
                                       "--max-total-tokens", "--radix-cache-backend"))
+    more = ["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path",
+            heads.eagle(tmp_path / "head")] if drafts else []
     said = subprocess.run([sys.executable, "-m", "kvtrunk.sglang", "flags", str(folder), "--pool",
-                           "8M"], check=True, capture_output=True, text=True).stdout
+                           "8M", *more], check=True, capture_output=True, text=True).stdout
     daemon, engine = [line for line in said.splitlines() if not line.startswith("#")]
     script = SCRIPT.format(daemon=daemon, engine=engine, behind=shlex.join(ON_A_CPU))
     programs = [os.environ["KVTRUNK_BIN"], str(pathlib.Path(sys.executable).parent)]

@@ -18,9 +18,9 @@ def options(**more):
 
 
 @pytest.mark.parametrize("option, value, flag", [
-    ("speculative_algorithm", "DFLASH", "--speculative-algorithm DFLASH: .* another shape .* use one"),
-    ("speculative_algorithm", "DSPARK", "--speculative-algorithm DSPARK: .* another shape"),
-    ("speculative_algorithm", "UNO", "--speculative-algorithm UNO: it drafts within"),
+    ("speculative_algorithm", "DFLASH", "--speculative-algorithm DFLASH: .* of their own: use one"),
+    ("speculative_algorithm", "DSPARK", "--speculative-algorithm DSPARK: .* of their own"),
+    ("speculative_algorithm", "UNO", "--speculative-algorithm UNO: its slots"),
     ("speculative_algorithm", "FROZEN_KV_MTP", "FROZEN_KV_MTP: .* reads the model's KV"),
     ("speculative_algorithm", "OF_A_PLUGIN", "OF_A_PLUGIN: use one of NGRAM, EAGLE"),
     ("enable_multi_layer_eagle", True, "--enable-multi-layer-eagle True: .* the next token"),
