@@ -90,17 +90,21 @@ def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Op
                          f"({error}). Use the Python of the engine{otherwise}") from None
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    kinds = [values.get(name) for values in (config, config.get("text_config") or {})
-             for name in ("dtype", "torch_dtype")]
+    texts = (config, config.get("text_config") or {})
+    own = next(filter(None, (values.get(name) for values in texts
+                             for name in ("dtype", "torch_dtype"))), "auto")
+    gated = any(values.get("linear_num_value_heads") for values in texts)
+    # vLLM's gated delta nets on CPUs take no other type.
+    dtype = "bfloat16" if gated and arguments.device == "cpu" else own
     ranks = arguments.tensor_parallel_size
     try:
-        plan = planned(str(folder), ranks, next(filter(None, kinds), "auto"),
-                       block_size=block_size, kv_cache_dtype=_vllm_type(arguments.kv_cache_dtype))
+        plan = planned(str(folder), ranks, dtype, block_size=block_size,
+                       kv_cache_dtype=_vllm_type(arguments.kv_cache_dtype))
     except Refused as error:
         raise SystemExit(str(error)) from None
     return {"n_layers": plan.n_layers, "n_kv_heads": plan.n_kv_heads, "head_dim": plan.head_dim,
             "kv_type": plan.kv_type, "page_size": plan.page_size, "n_slabs": ranks,
-            "sides": sides_text(sides(plan.groups))}
+            "sides": sides_text(sides(plan.groups)), "dtype": None if dtype == own else dtype}
 
 
 def _vllm_type(kv_type: str) -> str:
@@ -188,6 +192,8 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
         engine.append("--disable-hybrid-kv-cache-manager")
     if shape["kv_type"] == "fp32":  # vLLM's own choice for such a model has 16 bits
         engine += ["--dtype", "float32"]
+    elif shape.get("dtype"):
+        engine += ["--dtype", shape["dtype"]]
     if arguments.tensor_parallel_size > 1:
         engine += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     if replicas > 1:

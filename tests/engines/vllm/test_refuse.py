@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -16,6 +17,7 @@ import pytest
 import torch
 from conftest import PAGE, TRANSFER, Engine, flags, geometry
 from engine import prompt
+from vllm.model_executor.models import registry
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentionSpec,
                                         FullAttentionSpec, MambaSpec, MLAAttentionSpec,
@@ -24,6 +26,7 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentio
 from kvtrunk import testing
 from kvtrunk.engine import _calls
 from kvtrunk.vllm import compat
+from kvtrunk.vllm import __main__ as commands
 from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refuse as rules
 from kvtrunk.vllm._engine import Engine as SchedulersEngine
@@ -568,6 +571,21 @@ def test_flags_say_the_type_that_vllm_would_not_choose(tmp_path):
         options, engine = flags(model.write(tmp_path / kind, dtype=kind))
         assert (options["kv_type"], "--dtype float32" in engine) == (
             "fp32" if says else "bf16", says)
+
+
+@pytest.mark.parametrize("name, kind, says", [
+    ("Qwen3-Next", "float32", "bfloat16"), ("Qwen3-Next", "float16", "bfloat16"),
+    ("Qwen3-Next", "bfloat16", None), ("Granite 4", "float32", "float32")])
+def test_flags_print_no_type_that_gated_delta_nets_refuse_on_cpus(tmp_path, monkeypatch, capsys,
+                                                                  name, kind, says):
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda function: function())
+    monkeypatch.setattr(sys, "argv", ["", "flags", "--device=cpu", "--pool-bytes=16M", str(
+        model.write(tmp_path, **{**model.states(name), "dtype": kind}))])
+    assert commands.main() == 0
+    daemon, words = (shlex.split(line) for line in capsys.readouterr().out.splitlines()
+                     if line.startswith(("kvtrunkd", "env ")))
+    assert (words[words.index("--dtype") + 1] if "--dtype" in words else None) == says
+    assert f"--kv-type={'fp32' if says == 'float32' else 'bf16'}" in daemon
 
 
 def test_the_plug_in_is_an_entry_point():
