@@ -11,8 +11,9 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 import kvtrunk.sglang as plugin
 from kvtrunk import _weights
 from kvtrunk._name import Name
-from kvtrunk.sglang import _identity, _pool, _refusals, _updates
+from kvtrunk.sglang import _drafts, _identity, _pool, _refusals, _updates
 
+HOOKS = {row.what: hook for row, hook in plugin.HOOKS.items()}
 MANAGER = plugin._UPDATER
 TENSORS = {name: ("F32", list(shape)) for name, shape in model.shapes(model.config())}
 WRITE = "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_before_loading"
@@ -26,7 +27,7 @@ class Runner:
 
     def _load(self, *_, **__):
         if self.does != "refuse":
-            plugin.HOOKS[WRITE](lambda *_: None, "model", "cpu")
+            HOOKS[WRITE](lambda *_: None, "model", "cpu")
         return self.does == "load", self.does
 
     update_weights_from_disk = begin_weight_update = _load
@@ -67,7 +68,7 @@ class Engine:
 
     def ask(self, method, kind, **fields):
         original = getattr(SchedulerWeightUpdaterManager, method)
-        return plugin.HOOKS[MANAGER + method](original, self.manager, kind(**fields)).success
+        return HOOKS[MANAGER + method](original, self.manager, kind(**fields)).success
 
     def from_disk(self, path, **more):
         return self.ask("update_weights_from_disk", io_struct.UpdateWeightFromDiskReqInput,
@@ -88,7 +89,7 @@ class Engine:
                         zmq_handles={}, weight_version=version)
 
     def rename(self, version):
-        return plugin.HOOKS[plugin._SCHEDULER + "handle_update_weight_version"](
+        return HOOKS[plugin._SCHEDULER + "handle_update_weight_version"](
             lambda *_: True, self, io_struct.UpdateWeightVersionReqInput(new_version=version))
 
 
@@ -104,7 +105,7 @@ def ranks(monkeypatch):
     wrapped = SchedulerWeightUpdaterManager.record_weight_version_after_update
     monkeypatch.setattr(
         SchedulerWeightUpdaterManager, "record_weight_version_after_update",
-        lambda manager, version: plugin.HOOKS[MANAGER + "record_weight_version_after_update"](
+        lambda manager, version: HOOKS[MANAGER + "record_weight_version_after_update"](
             wrapped, manager, version))
     yield others
     monkeypatch.setattr(_updates, "current", None)
@@ -131,6 +132,15 @@ def test_files_of_some_tensors_are_named_with_what_was_there(checkpoint):
     assert str(a.name) == f"files {digest} over files f"
     a = Engine("", more)  # over random numbers
     assert a.from_disk(checkpoint) and a.name.alone
+
+
+def test_files_that_are_loaded_into_drafts_too_are_another_name(checkpoint, monkeypatch):
+    """An engine that was started with these files may have another draft."""
+    without, updated, alike = Engine(), Engine(), Engine()
+    assert without.from_disk(checkpoint)
+    monkeypatch.setattr(_drafts, "runners", ["a draft's"])
+    assert updated.from_disk(checkpoint) and alike.from_disk(checkpoint)
+    assert str(updated.name) == str(alike.name) == f"{without.name} in drafts"
 
 
 def test_a_flush_that_is_refused_is_no_failure(checkpoint):
@@ -256,7 +266,7 @@ def test_one_rank_that_fails_counts(ranks, checkpoint):
     (MANAGER + "check_weights", {"action": "reset_tensors"}, True)])
 def test_calls_of_unknown_effect_end_sharing(hook, fields, alone):
     a = Engine()
-    assert plugin.HOOKS[hook](lambda *_: "done", a, types.SimpleNamespace(**fields)) == "done"
+    assert HOOKS[hook](lambda *_: "done", a, types.SimpleNamespace(**fields)) == "done"
     assert a.name.alone == alone
 
 
