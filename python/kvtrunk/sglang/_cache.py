@@ -291,7 +291,9 @@ class KvtrunkCache(BasePrefixCache):
         return self._tree(space, ids), keys_of(ids, self.page_size, self._behind)
 
     def _tree(self, space: Namespace, ids: Any) -> Namespace:
-        return space.root(root_of(ids)) if self._behind else space
+        if not self._behind or space is _RANK_0S:
+            return space
+        return space.root(root_of(ids))
 
     @staticmethod
     def _most(req: Any, length: int) -> int:
