@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA build of vLLM, second model runner, Triton's attention, warm-up on, on a pool of the
+driver's memory (cuda-vmm): on stand-ins for driver and device."""
+from conftest import BEHIND, NEVER, PATTERN
+from engine import prompt, until
+
+PAGE, PROMPT = 64, 150
+TOKENS = 3
+"""Few: a token takes seconds in the interpreter."""
+
+
+def test_engines_share_in_place_and_change_no_page_of_others(host):
+    assert not set(BEHIND) & set(NEVER)
+    a, b = host.start(), host.start()
+    a.wait(), b.wait()
+    assert host.client.info.backend == "cuda-vmm"
+    assert "was not proved" in a.said() and "device Stand-in" in a.said()
+    text = prompt(1, PROMPT)
+    first = a.complete(text, TOKENS)
+    again = b.complete(text, TOKENS)
+    assert first.cached == 0
+    assert again.cached == PROMPT // PAGE * PAGE
+    assert again.tokens == first.tokens
+    # What one has begun, the other continues, when the first was killed.
+    longer = text + list(first.tokens) + prompt(2, PAGE)
+    expected = b.complete(longer, TOKENS, cache_salt="computes it all")
+    assert expected.cached == 0
+    a.kill()
+    until(lambda: host.client.stats().live_sessions == 2)
+    assert b.complete(longer, TOKENS)[:2] == expected[:2]
+    assert host.daemon.kvtctl("audit").startswith("clean")
+    assert not host.pattern.changed()
+
+
+def test_a_warm_up_that_writes_to_pages_of_others_is_found(host):
+    """Control: without keep_pages()."""
+    host.start(EMULATED_PLANT="warm-up").wait()
+    assert 0 < len(host.pattern.changed()) <= PATTERN
