@@ -23,7 +23,8 @@ class Store:
             stderr=subprocess.PIPE, text=True)
         self.hear("serving")
         shown = json.loads(daemon.kvtctl("--json", "store", "status"))
-        self._names = [name for name, value in shown.items() if isinstance(value, int)]
+        self._names = [name for name, value in shown.items()
+                       if isinstance(value, int) and name != "pid"]
 
     def hear(self, text):
         """Wait until it says this."""
