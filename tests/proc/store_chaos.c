@@ -19,9 +19,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -341,11 +343,27 @@ static void stop_for_a_while(pid_t pid)
 	kvt_test_equal(kill(pid, SIGCONT), 0);
 }
 
+/* Wait until nothing listens at the socket of a daemon that was killed: the kernel ends its
+ * io_uring, which holds the socket, after the process. */
+static void await_silence(const struct kvt_test_daemon *daemon)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd, rc;
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon->socket);
+	do {
+		fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : errno;
+		close(fd);
+	} while (rc != ECONNREFUSED);
+}
+
 /* The store's socket stays, and serves the next one. */
 static void kill_daemon(struct kvt_test_side *side)
 {
 	kvt_test_equal(kill(side->daemon.pid, SIGKILL), 0);
 	kvt_test_daemon_wait(&side->daemon);
+	await_silence(&side->daemon);
 	kvt_test_daemon_start(&side->daemon, NULL);
 }
 
