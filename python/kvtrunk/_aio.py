@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ._errors import Error, InvalidArgument, from_result
 from ._native import ffi, lib
-from ._own import Owner
+from ._own import Got, Owner
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -39,22 +39,26 @@ _running_loop = asyncio._get_running_loop
 class Call:
     """One call: queued, in flight, or done."""
 
-    __slots__ = ("_answers", "request", "keys", "sequence", "native", "at", "until", "done", "value",
-                 "error", "waiter", "abandoned", "refused")
+    __slots__ = ("_answers", "number", "native", "request", "keys", "sequence", "got", "at", "until",
+                 "ready", "done", "value", "error", "waiter", "abandoned", "refused")
 
-    def __init__(self, answers: Answers, request: Any, keys: Any, sequence: Optional[AsyncSequence], native: Any,
-                 at: int = -1) -> None:
+    def __init__(self, answers: Answers, keys: Any, sequence: Optional[AsyncSequence]) -> None:
         self._answers = answers
-        self.request = request
+        self.number = answers.number()
+        self.native = ffi.new("struct kvtpy_call *")
+        self.request = ffi.addressof(self.native, "request")
         self.keys = keys
         """Holds the memory of the request's keys."""
         self.sequence = sequence
         """None: a begin."""
-        self.native = native
-        self.at = at
+        self.got: Optional[Got] = None
+        """A begin's: its sequence."""
+        self.at = -1
         """Position of the first key. -1: there are none."""
         self.until = 0.0
         """A begin's: when it waits for others no longer."""
+        self.ready = False
+        """It may wait in the queue."""
         self.done = False
         self.value: Optional[AsyncSequence] = None
         self.error: Optional[BaseException] = None
@@ -78,6 +82,7 @@ class Call:
                 try:
                     await future
                 finally:
+                    self.waiter = None  # it has heard
                     watch.futures.discard(future)
         if self.error is not None:
             raise self.error
@@ -94,6 +99,7 @@ class Call:
             keys = ffi.new("uint32_t[]", request.n_keys)
             ffi.memmove(keys, request.keys, 4 * request.n_keys)
             request.keys = self.keys = keys
+        self.ready = True
 
 
 class Answers(Owner):
@@ -105,26 +111,41 @@ class Answers(Owner):
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._next = 2  # even; numbers of Client.submit() are odd
-        self._flying: dict[int, Call] = {}
+        self._next = 0  # even; numbers of Client.submit() are odd
+        self._calls: dict[int, Call] = {}
+        """Those without an answer, by number."""
         self._queue: collections.deque[Call] = collections.deque()
-        self._begins: collections.deque[Call] = collections.deque()  # queued ones
+        self._begins: collections.deque[Call] = collections.deque()
         # By the loop's id. The loop holds the watch.
         self._watches: weakref.WeakValueDictionary[int, _Watch] = weakref.WeakValueDictionary()
         self._keeps = False
-        self._out = ffi.new("struct kvt_seq **")
 
     # ---- calls
 
+    def number(self) -> int:
+        """A number for a call, used once. With the client's lock."""
+        self._next += 2
+        return self._next
+
+    def queued(self, sequence: AsyncSequence) -> list[Call]:
+        """The calls of a sequence that wait for room."""
+        return [call for call in self._queue
+                if call.sequence is sequence and not call.native.submitted]
+
     def start(self, call: Call) -> None:
-        """Submit a call, or queue it until there is room. With the client's lock."""
+        """Submit a call, or queue it until there is room. With the client's lock.
+
+        A call is in the queue until C says that it was submitted. So a signal's handler that raises
+        here does not lose it, nor submit it twice.
+        """
         queue = self._begins if call.sequence is None else self._queue
-        if queue or self._submit(call) != 0:
+        call.request.user_data = call.number  # a store was asked by another one
+        self._calls[call.number] = call
+        queue.append(call)
+        if queue[0] is call and self._submit(call) == 0:
+            queue.popleft()
+        else:
             call.own_keys()
-            queue.append(call)
-            if call.sequence is not None:
-                call.sequence._n_queued += 1
-                call.sequence._queued_keys += call.request.n_keys
         loop = _running_loop()
         if loop is not None and not call.done:
             self.watch(loop).look_soon()
@@ -144,61 +165,65 @@ class Answers(Owner):
     def _submit(self, call: Call) -> int:
         """0: submitted, or refused, which is its answer. Else no room: EAGAIN, or for now none on
         its sequence: EBUSY."""
-        number = self._next
-        request = call.request
-        request.user_data = number
-        if call.sequence is None:
-            code = lib.kvt_submit(self._client._handle, request)
-        else:
-            code = lib.kvt_seq_submit(call.native, request)
+        got = ffi.NULL if call.sequence is None else call.sequence._got
+        code = lib.kvtpy_submit(self._client._handle, got, call.native)
         if code in (_EAGAIN, _EBUSY):
             return int(code)
         if code != 0:
             call.refused = True
             self._finish(call, None, self._client._failure(code))
-            return 0
-        self._next = number + 2
-        self._flying[number] = call
         return 0
 
     def _submit_queued(self) -> None:
-        queue, self._queue = self._queue, collections.deque()
         stuck: set[Any] = set()
         full = False
-        for call in queue:
+        left = []
+        for call in self._queue:
             sequence: Any = call.sequence
-            if full or sequence in stuck:
-                self._queue.append(call)
-                continue
-            sequence._n_queued -= 1
-            sequence._queued_keys -= call.request.n_keys
-            if call.at >= 0 and lib.kvt_seq_known(call.native) != call.at:
-                self._skip(call)
-                continue
-            code = self._submit(call)
+            code = _EAGAIN if full else _EBUSY if sequence in stuck else self._submit_next(call)
             if code != 0:
-                full, stuck = code == _EAGAIN, stuck | {sequence}
-                sequence._n_queued += 1
-                sequence._queued_keys += call.request.n_keys
-                self._queue.append(call)
-        while self._begins:
-            begin = self._begins[0]
-            if not begin.abandoned and not self._submit_begin(begin):
-                break
+                full = code == _EAGAIN
+                stuck.add(sequence)
+                left.append(call)
+        self._queue = collections.deque(left)
+        while self._begins and self._submit_begin(self._begins[0]):
             self._begins.popleft()
 
-    def _skip(self, call: Call) -> None:
-        """The call before failed, and with it the place of these keys."""
-        known = lib.kvt_seq_known(call.native)
-        error = InvalidArgument(f"an earlier call failed: its keys, from position {known} on, must "
-                                "be given again before those of this call", errno=errno.EINVAL)
-        if call.request.op == lib.KVT_OP_END:
-            lib.kvtpy_end_async(call.native, 0, ffi.NULL, 0, call.request.fence.slot,
-                                call.request.fence.value, 0)
-        self._finish(call, None, error)
+    def _submit_next(self, call: Call) -> int:
+        """Submit a call that was queued."""
+        if call.native.submitted:
+            return 0
+        if call.done:  # refused, and a signal's handler raised then
+            self._finish(call, call.value, call.error)
+            return 0
+        sequence: Any = call.sequence
+        if call.ready and (call.at < 0 or lib.kvt_seq_known(sequence._got.seq) == call.at):
+            return self._submit(call)
+        return self._skip(call)
+
+    def _skip(self, call: Call) -> int:
+        """The call before failed, and with it the place of these keys; or a signal's handler raised
+        when the call was made."""
+        sequence: Any = call.sequence
+        request = call.request
+        if request.op == lib.KVT_OP_END:
+            code = lib.kvtpy_end_async(sequence._got, 0, ffi.NULL, 0, request.fence.slot,
+                                       request.fence.value, 0)
+            if code == _EAGAIN:
+                return int(code)
+        known = lib.kvt_seq_known(sequence._got.seq) if sequence._got.seq else call.at
+        self._finish(call, None, InvalidArgument(
+            f"an earlier call failed: its keys, from position {known} on, must be given again before "
+            "those of this call", errno=errno.EINVAL))
+        return 0
 
     def _submit_begin(self, call: Call) -> bool:
-        """Submit a begin that was queued: it has waited a part of its time already."""
+        """Submit a begin that was queued: it has waited a part of its time already. False: no room."""
+        if call.native.submitted:
+            return True
+        if call.done or call.abandoned or not call.ready:
+            self._finish(call, None, call.error)
+            return True
         request = call.request
         if request.flags & _WAIT:
             left = int(1000 * (call.until - time.monotonic()))
@@ -209,36 +234,49 @@ class Answers(Owner):
 
     # ---- answers
 
-    def answer(self, native: Any) -> None:
-        """Take one answer in: a pointer to it. With the client's lock."""
-        call = self._flying.pop(native.user_data, None)
+    def answer(self, native: Any) -> bool:
+        """Handle the batch's next answer. False: no call waits for it. With the client's lock."""
+        client, call = self._client, self._calls.get(native.user_data)
         if call is None:
-            return
-        value: Optional[AsyncSequence] = None
-        error: Optional[BaseException] = from_result(native) if native.error else None
-        client, sequence = self._client, call.sequence
-        if sequence is not None:
-            sequence._answered()
-            if error is None and call.request.op == lib.KVT_OP_END:
-                error = client._end_outcome(native, call.request.arg > 0)
-        elif error is None:
-            code = lib.kvt_seq_adopt(client._handle, native, call.request.n_keys, self._out)
-            if code == 0:
-                value = client._async_sequence(self._out[0])
-            else:
-                error = client._failure(code)
-        self._finish(call, value, error)
+            return False
+        if not call.done:
+            value: Optional[AsyncSequence] = None
+            error: Optional[BaseException] = from_result(native) if native.error else None
+            if call.sequence is not None:
+                call.sequence._answered()
+                if error is None and call.request.op == lib.KVT_OP_END:
+                    error = client._end_outcome(native, call.request.arg > 0)
+            elif error is None:
+                call.got = call.got or Got(client)
+                code = lib.kvtpy_adopt(client._handle, client._batch, call.request.n_keys,
+                                       call.got.native)
+                if code == 0:
+                    value = client._async_sequence(call.got)
+                else:
+                    error = client._failure(code)
+            call.value, call.error = value, error
+            call.done = True
+        self._tell(call)
+        left = call.got.native if call.got is not None and call.value is None else ffi.NULL
+        lib.kvtpy_handled(client._handle, client._batch, left)
+        self._calls.pop(call.number, None)
+        return True
 
     def _finish(self, call: Call, value: Optional[AsyncSequence],
                 error: Optional[BaseException]) -> None:
         call.value, call.error = value, error
         call.done = True
+        self._tell(call)
+        self._calls.pop(call.number, None)
+
+    def _tell(self, call: Call) -> None:
+        """Wake who waits for a call that is done. Twice: nothing more happens."""
         if call.waiter is not None:
             future = call.waiter()
             if future is None or not _wake(future):
                 call.abandoned = True
-        if call.abandoned and value is not None:
-            value._drop()
+        if call.abandoned and call.value is not None:
+            call.value._drop()
 
     def take_all(self) -> bool:
         """Take answers, submit what waits for room, arm. True: more has come. With the client's
@@ -253,12 +291,11 @@ class Answers(Owner):
 
     def waits(self) -> bool:
         """Whether a call is queued or in flight."""
-        return bool(self._flying or self._queue or self._begins)
+        return bool(self._calls)
 
     def end(self, error: Error) -> None:
         """The client closes, or its session has ended: fail all calls. With the client's lock."""
-        waiting = [*self._flying.values(), *self._queue, *self._begins]
-        self._flying.clear()
+        waiting = list(self._calls.values())
         self._queue.clear()
         self._begins.clear()
         watches = list(self._watches.values())
@@ -284,18 +321,23 @@ class Answers(Owner):
 
     def look(self, watch: _Watch) -> None:
         """In a loop: take answers and wake waiters."""
-        client = self._client
-        if not client._lock.acquire(blocking=False):
-            # A call on another thread waits: it must not stop the loop.
-            watch.loop.call_later(_RETRY_S, watch.look_soon)
-            return
+        client, locked = self._client, []  # type: ignore[var-annotated]
         try:
-            if client._handle is not None and self.take_all():
+            # In one step: a signal's handler may raise behind it.
+            locked.extend(map(client._lock.acquire, (False,)))
+            if not locked[0]:
+                # A call on another thread waits: it must not stop the loop.
+                watch.loop.call_later(_RETRY_S, watch.look_soon)
+            elif client._handle is not None and self.take_all():
                 watch.look_soon()
         except Error as error:
             self.end(error)
+        except BaseException:  # what a signal's handler raises
+            watch.look_soon()
+            raise
         finally:
-            client._lock.release()
+            if locked and locked[0]:
+                client._lock.release()
 
     def give_back(self) -> bool:
         """Look for what is to be given back. False: nothing is left. With the client's lock."""
@@ -307,7 +349,7 @@ class Answers(Owner):
             self.take_all()
         except Error as error:
             self.end(error)
-        if client._orphans or any(call.abandoned for call in self._flying.values()):
+        if client._orphans or any(call.abandoned for call in self._calls.values()):
             self._keeps = True
         return self._keeps
 
@@ -331,7 +373,7 @@ class _Watch:
 
     def _add(self, name: str) -> None:
         copy = self._copies[name] = os.dup(self._fds[name])
-        self.loop.add_reader(copy, self.look_soon if name == "completion" else self._hung_up)
+        self.loop.add_reader(copy, self._woken if name == "completion" else self._hung_up)
 
     def _remove(self, name: str) -> None:
         copy = self._copies.pop(name, -1)
@@ -352,6 +394,10 @@ class _Watch:
         if answers._watches.get(id(self.loop)) is self and answers._client._handle is not None:
             self._add("control")
             self.look_soon()
+
+    def _woken(self) -> None:
+        self._soon = False  # a signal's handler may have raised where _look() began
+        self.look_soon()
 
     def look_soon(self) -> None:
         """Look once when the loop has run what is ready."""

@@ -24,7 +24,7 @@ from ._feed import Feed
 from ._geometry import Geometry
 from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
-from ._own import Owner
+from ._own import Got, Owner, words_of
 from ._pool import Pool
 from ._seq import AsyncSequence, Fence, Sequence, end_outcome, fence_of
 
@@ -36,7 +36,7 @@ OPS = {name[len("KVT_OP_"):].lower(): getattr(lib, name) for name in dir(lib)
 
 _COUNTER_TRIES, _COUNTER_PAUSE_S = 1000, 0.001  # of an observer
 _COUNTERS = [name for name, _ in ffi.typeof("struct kvt_counters").fields if name != "reserved"]
-_begin, _FULL, _FORCE_MISS = lib.kvt_seq_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
+_begin, _FULL, _FORCE_MISS = lib.kvtpy_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
 _OWN_STREAM, _SHORTER = lib.KVT_F_OWN_STREAM, lib.KVT_F_SHORTER
 
 
@@ -110,45 +110,25 @@ class Counters(dict[str, int]):
             raise AttributeError(name) from None
 
 
-def _numbers(array: Any, n: int) -> memoryview:
-    return memoryview(bytes(ffi.buffer(array, 4 * n)) if n else b"").cast("I")
-
-
-def _pages_of(result: Any) -> memoryview:
-    return _numbers(result.pages, result.n_pages)
-
-
 class Lease(Owner):
     """A session's hold on a cached prefix: from Namespace.match(lock=True), Client.lock()."""
 
-    def __init__(self, client: Client, number: tuple[int, int], pages: memoryview,
-                 positions: int) -> None:
+    def __init__(self, client: Client, got: Got) -> None:
         self._client = client
-        self._id: Optional[tuple[int, int]] = number
-        self.pages = pages
+        self.pages = got.pages()
         """Page table of the prefix, u32, read only."""
-        self.positions = positions
+        self.positions: int = got.native.answer.matched
         """Positions that are cached and locked."""
+        self._got = got
+        got.left = "a kvtrunk.Lease was not unlocked"
 
     def unlock(self, fence: Optional[Fence] = None) -> None:
         """Give the lease back when `fence` is reached. A second time: nothing happens."""
-        if self._id is None:
-            return
-        lease = ffi.new("struct kvt_lease *", self._id)
-        slot, value = fence_of(fence)
-        with self._client._lock:
-            handle = self._client._open()
-            self._id = None
-            self._client._check(lib.kvt_unlock(
-                handle, lease[0], ffi.new("struct kvt_fence *", (slot, value))[0]))
-
-    def __del__(self) -> None:
-        number = getattr(self, "_id", None)
-        if number is not None and not self._client.closed:
-            # Not ended here: this may run inside any call, on any thread.
-            self._client._orphans.append(number)
-            self._client._slow = True
-            warnings.warn("a kvtrunk.Lease was not unlocked", ResourceWarning, source=self)
+        native, client = self._got.native, self._client
+        if native.answer.lease.index:
+            slot, value = fence_of(fence)
+            with client._lock:
+                client._check(lib.kvtpy_unlock(client._open(), native, slot, value))
 
     def __enter__(self) -> Lease:
         return self
@@ -238,9 +218,10 @@ def _result_of(native: Any, tag: Any) -> Result:
         handle=Handle(native.handle.node, native.handle.generation, native.handle.positions),
         lease=(native.lease.index, native.lease.generation), matched=native.matched,
         reusable=native.reusable, announced=native.announced, shared=native.shared,
-        next=native.next, known=native.known, state=native.state, pages=_pages_of(native),
+        next=native.next, known=native.known, state=native.state,
+        pages=words_of(native.pages, native.n_pages),
         order=native.seq, notice=bool(native.flags & lib.KVT_CQE_ASYNC), usable=native.usable,
-        sides=_numbers(native.sides, native.n_sides))
+        sides=words_of(native.sides, native.n_sides))
 
 
 class Namespace(Owner):
@@ -267,10 +248,13 @@ class Namespace(Owner):
 
     def _request(self, op: int, keys: Any, n: int, flags: int = 0) -> Any:
         request = ffi.new("struct kvt_request *")
+        self._fill(request, op, keys, n, flags)
+        return request
+
+    def _fill(self, request: Any, op: int, keys: Any, n: int, flags: int) -> None:
         request.op, request.flags = op, flags
         request.namespace_id, request.root_key = self._id, self._root_key
         request.n_keys, request.keys = n, keys
-        return request
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
               force_miss: bool = False, own_stream: bool = False, point: int = 0) -> Sequence:
@@ -289,19 +273,19 @@ class Namespace(Owner):
         flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
                  (_OWN_STREAM if own_stream else 0))
         client = self._client
+        got = Got(client)
         with client._lock:
             handle = client._open() if client._slow else client._handle
-            out = client._begun()
             if self._root_key or point:
                 request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
                 request.arg = count_of(extra, "extra")
                 request.point = count_of(point, "point")
-                rc = lib.kvt_seq_start(handle, request, out)
+                rc = lib.kvtpy_start(handle, request, got.native)
             else:
-                rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, out)
+                rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, got.native)
             if rc != 0:
                 raise client._failure(rc)
-            return Sequence(client, out)
+        return Sequence(client, got)
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
                           force_miss: bool = False, own_stream: bool = False,
@@ -313,13 +297,14 @@ class Namespace(Owner):
         """
         client = self._client
         keys, n = keys_of(tokens)
-        request = self._request(lib.KVT_OP_BEGIN, keys, n,
-                                (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
-                                (_OWN_STREAM if own_stream else 0))
+        with client._lock:
+            call = _aio.Call(client._answers(), keys, None)
+        request = call.request
+        self._fill(request, lib.KVT_OP_BEGIN, keys, n,
+                   (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
+                   (_OWN_STREAM if own_stream else 0))
         request.arg = count_of(extra, "extra")
         request.point = count_of(point, "point")
-        with client._lock:
-            call = _aio.Call(client._answers(), request, keys, None, None)
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
         if wait_ms > 0:
             if not force_miss and (asked := client._ask_store(request)):
@@ -328,55 +313,46 @@ class Namespace(Owner):
             request.flags |= lib.KVT_F_WAIT
             request.ttl_ms = wait_ms
             call.until = time.monotonic() + wait_ms / 1000
-        with client._lock:
-            client._answers().start(call)
         try:
+            with client._lock:
+                client._answers().start(call)
             sequence: Any = await call.wait()
         except Error:
             raise
         except BaseException:  # cancelled, or the loop ended
             call.abandon()
             raise
-        sequence._handed = True
+        sequence._own.left = "a kvtrunk.AsyncSequence was not ended"
         return sequence  # type: ignore[no-any-return]
 
     def match(self, tokens: Tokens, *, lock: bool = False) -> Match:
         """How much of a prompt is cached. lock: take a lease on it, whose pages may be read."""
         keys, n = keys_of(tokens)
         client = self._client
-        result = ffi.new("struct kvt_result *")
+        got = Got(client)
         flags = lib.KVT_F_LOCK if lock else 0
         with client._lock:
             handle = client._open()
             if self._root_key:
                 request = self._request(lib.KVT_OP_MATCH, keys, n, flags)
-                client._check(lib.kvt_call(handle, request, result))
+                client._check(lib.kvtpy_call(handle, request, got.native))
             else:
-                client._check(lib.kvt_match(handle, self._id, keys, n, flags, result))
-            match = client._match_of(result, lock)
-            lib.kvt_result_release(handle, result)
-            return match
+                client._check(lib.kvtpy_match(handle, self._id, keys, n, flags, got.native))
+        return client._match_of(got, lock)
 
     def match_many(self, prompts: Iterable[Tokens], *, lock: bool = False) -> list[Match]:
         """match() of many prompts: all are submitted before the first answer is taken."""
         client = self._client
         request = self._request(lib.KVT_OP_MATCH, ffi.NULL, 0, lib.KVT_F_LOCK if lock else 0)
-        found: dict[int, Match] = {}
-        failure: Optional[Error] = None
-        for number, answer in client._call_many(request, [keys_of(prompt) for prompt in prompts]):
-            if answer.error is not None:
-                failure = failure or answer.error
-                continue
-            lease = None
-            if lock:
-                lease = Lease(client, answer.lease, answer.pages, answer.matched)
-            found[number] = Match(answer.matched, answer.handle, lease, answer.usable)
-        if failure is not None:
-            for match in found.values():
-                if match.lease is not None:
-                    match.lease.unlock()
-            raise failure
-        return [found[number] for number in sorted(found)]
+        found = client._call_many(request, [keys_of(prompt) for prompt in prompts])
+        for got in found:
+            if got.native.answer.error:
+                error = from_result(got.native.answer)
+                del found, got
+                with client._lock:
+                    client._open()  # gives the other leases back
+                raise error
+        return [client._match_of(got, lock) for got in found]
 
     def probe(self, tokens: Tokens) -> Match:
         """match() in shared memory, without the daemon: a hint, which may be too low. Unsupported:
@@ -407,19 +383,16 @@ class Namespace(Owner):
         the duplicates: (your page, the cached twin); yours stay private: free them. ttl: seconds."""
         keys, n = keys_of(tokens)
         numbers, n_pages = keys_of(pages)
-        request, result = self._request(lib.KVT_OP_INSERT, keys, n), ffi.new("struct kvt_result *")
+        client = self._client
+        request, got = self._request(lib.KVT_OP_INSERT, keys, n), Got(client)
         request.n_pages, request.pages = n_pages, numbers
         request.fence.slot, request.fence.value = fence_of(fence)
         if ttl is not None:
             request.flags, request.ttl_ms = lib.KVT_F_TTL, int(ttl * 1000)
-        client = self._client
         with client._lock:
-            handle = client._open()
-            client._check(lib.kvt_call(handle, request, result))
-            twins = [(result.twins[2 * i], result.twins[2 * i + 1])
-                     for i in range(result.n_twins)]
-            lib.kvt_result_release(handle, result)
-            return twins
+            client._check(lib.kvtpy_call(client._open(), request, got.native))
+        twins = words_of(got.native.answer.twins, 2 * got.native.answer.n_twins)
+        return list(zip(twins[::2], twins[1::2]))
 
     def remove(self, tokens: Tokens) -> None:
         """Forget the last page of this prefix and all behind it. ValueError: no tokens."""
@@ -482,11 +455,12 @@ class Client(Owner):
     wait for each other, and awaited ones for none. So give each thread that waits a client, and an
     event loop's client no thread that waits."""
 
-    def __init__(self, handle: Any, begin_wait: float, fetches: bool) -> None:
-        self._handle = handle
+    def __init__(self, connected: Any, begin_wait: float, fetches: bool) -> None:
+        """connected: where the library put the client, which closes it until this object has it."""
+        self._handle: Any = None
         self._lock = threading.Lock()
-        self._out, self._out_n = ffi.new("struct kvt_seq **"), ffi.new("uint32_t *")
-        self._natives = ffi.new("struct kvt_result[]", _REAP)
+        self._out_n = ffi.new("uint32_t *")
+        self._batch = ffi.new("struct kvtpy_batch *")
         self._begin_wait = begin_wait
         self._fetches = fetches
         # Closed, or something to do before the next call: see _open().
@@ -503,13 +477,16 @@ class Client(Owner):
         self._fetched: collections.deque[Fetched] = collections.deque(maxlen=_FETCHED_MOST)
         self._mirrored: Any = None
         self._feed: Optional[Feed] = None
-        self._tags: dict[int, Any] = {}
-        self._next_tag = 1
-        self._call = 0
-        self._results: collections.deque[Result] = collections.deque()
-        self.info = _info_of(lib.kvt_client_info(handle))
+        # In flight, by number: of submit(), and of match_many().
+        self._got: dict[int, Got] = {}
+        self._many: dict[int, Got] = {}
+        self._next_number = 1
+        self._results: collections.deque[Got] = collections.deque()
+        self.info = _info_of(lib.kvt_client_info(connected[0]))
         """The daemon's answer."""
         _clients.add(self)
+        self._handle = connected[0]
+        connected[0] = ffi.NULL
 
     # ---- inside; with the lock
 
@@ -518,32 +495,29 @@ class Client(Owner):
         if handle is None:
             raise Closed("the client was closed")
         if self._slow:
+            if self._batch.at < self._batch.n or self._many:  # a signal's handler has raised
+                self._take(handle, 0, _REAP)
+                self._many = {number: got for number, got in self._many.items()
+                              if not got.native.full}
             if self._aio is not None and self._aio.waits():  # for a loop that may have ended
                 self._aio.take_all()
                 self._aio.look_later()
             self._end_orphans()
-            self._slow = self._aio is not None or bool(self._orphans)
+            self._slow = False
+            if self._aio is not None or self._orphans or self._many:
+                self._slow = True
         return handle
 
-    def _begun(self) -> Any:
-        """The place of a new sequence. What is there still is of a begin that a signal ended."""
-        out = self._out
-        if out[0] != ffi.NULL:
-            self._orphans.append(out[0])
-            self._slow = True
-            out[0] = ffi.NULL
-        return out
-
     def _end_orphans(self) -> None:
-        """End sequences and leases whose objects are gone."""
-        for _ in range(len(self._orphans)):
-            orphan = self._orphans.popleft()
-            if isinstance(orphan, tuple):
-                lib.kvt_unlock(self._handle, ffi.new("struct kvt_lease *", orphan)[0],
-                               lib.kvt_fence_idle())
-            elif lib.kvtpy_end_async(orphan, 0, ffi.NULL, 0, lib.KVT_FENCE_IDLE, 0,
-                                     0) == -errno.EAGAIN:
-                self._orphans.append(orphan)
+        """Give back what nothing has any more."""
+        orphans = self._orphans
+        while orphans:
+            code = lib.kvtpy_give_back(self._handle, orphans[0])
+            if code == -errno.EAGAIN:
+                break
+            orphans.popleft()  # last: nothing is given back twice
+            if code == -errno.EINTR:
+                raise self._failure(code)
 
     def _failure(self, code: int) -> BaseException:
         """Why a call failed: what a signal's handler raised meanwhile, or the library's error."""
@@ -554,13 +528,10 @@ class Client(Owner):
             raise self._failure(code)
         return code
 
-    def _match_of(self, result: Any, lock: bool) -> Match:
-        handle = Handle(result.handle.node, result.handle.generation, result.handle.positions)
-        lease = None
-        if lock:
-            lease = Lease(self, (result.lease.index, result.lease.generation), _pages_of(result),
-                          result.matched)
-        return Match(result.matched, handle, lease, result.usable)
+    def _match_of(self, got: Got, lock: bool) -> Match:
+        answer = got.native.answer
+        handle = Handle(answer.handle.node, answer.handle.generation, answer.handle.positions)
+        return Match(answer.matched, handle, Lease(self, got) if lock else None, answer.usable)
 
     def _answers(self) -> _aio.Answers:
         if self._handle is None:
@@ -570,8 +541,8 @@ class Client(Owner):
             self._slow = True
         return self._aio
 
-    def _async_sequence(self, seq: Any) -> AsyncSequence:
-        return AsyncSequence(self, seq)
+    def _async_sequence(self, got: Got) -> AsyncSequence:
+        return AsyncSequence(self, got)
 
     def _end_outcome(self, answer: Any, commit: bool) -> Optional[Error]:
         return end_outcome(answer, commit)
@@ -646,7 +617,8 @@ class Client(Owner):
             self._slow = True
             if self._aio is not None:
                 self._aio.end(Closed("the client was closed"))
-            self._orphans.clear()
+            while self._orphans:
+                lib.kvtpy_forget(self._orphans.pop())
             rc = lib.kvtpy_close(handle, slot, value)
         if (raised := _signals.raised()):
             raise raised
@@ -679,6 +651,8 @@ class Client(Owner):
             lib.kvtpy_close(handle, lib.KVT_FENCE_IDLE, 0)
         warnings.warn(f"session {self.info.session} of kvtrunk was not closed", ResourceWarning,
                       source=self)
+        if (raised := _signals.raised()):
+            raise raised  # Python prints it: no later call may raise it
 
     def __repr__(self) -> str:
         return f"<kvtrunk.Client session {self.info.session}{', closed' if self.closed else ''}>"
@@ -853,24 +827,21 @@ class Client(Owner):
 
     # ---- single operations
 
-    def _listed(self, request: dict[str, Any]) -> tuple[Any, memoryview]:
-        """Call an operation that answers with pages: its answer, and a copy of them."""
-        result = ffi.new("struct kvt_result *")
+    def _brought(self, request: dict[str, Any]) -> Got:
+        """Call an operation, and take what it brings."""
+        got = Got(self)
         with self._lock:
-            handle = self._open()
-            self._check(lib.kvt_call(handle, ffi.new("struct kvt_request *", request), result))
-            pages = _pages_of(result)
-            lib.kvt_result_release(handle, result)
-        return result, pages
+            self._check(lib.kvtpy_call(self._open(), ffi.new("struct kvt_request *", request),
+                                       got.native))
+        return got
 
     def lock(self, handle: Handle, *, shorter: bool = False) -> Lease:
         """Take a lease on what a match or a probe found. Stale: it is gone; match again. With
         `shorter` on what is left of it, if only its last pages are gone: see Lease.positions."""
         if not 0 <= handle.positions // self.info.page_size < self.info.n_pages:
             raise InvalidArgument(f"lock: a handle of {handle.positions} positions")
-        result, pages = self._listed({"op": lib.KVT_OP_LOCK, "handle": tuple(handle),
-                                      "flags": lib.KVT_F_SHORTER if shorter else 0})
-        return Lease(self, (result.lease.index, result.lease.generation), pages, result.matched)
+        return Lease(self, self._brought({"op": lib.KVT_OP_LOCK, "handle": tuple(handle),
+                                          "flags": lib.KVT_F_SHORTER if shorter else 0}))
 
     def alloc(self, n: int, *, shorter: bool = False, own_stream: bool = False) -> array[int]:
         """n private pages of this session, as array('I'). All or nothing: NoSpace. With `shorter`
@@ -878,10 +849,12 @@ class Client(Owner):
         this session's fences, so pages of sequences that end behind one may be among them."""
         if not 0 <= n < 1 << 31:
             raise InvalidArgument(f"alloc: {n} pages")
-        _, pages = self._listed({"op": lib.KVT_OP_ALLOC, "arg": n,
-                                 "flags": ((_SHORTER if shorter else 0) |
-                                           (_OWN_STREAM if own_stream else 0))})
-        return array("I", pages)
+        got = self._brought({"op": lib.KVT_OP_ALLOC, "arg": n,
+                             "flags": ((_SHORTER if shorter else 0) |
+                                       (_OWN_STREAM if own_stream else 0))})
+        pages = array("I", got.pages())
+        got.client = None  # no signal's handler runs between this and the return
+        return pages
 
     def free(self, pages: Tokens, fence: Optional[Fence] = None) -> None:
         """Free private pages when `fence` is reached."""
@@ -947,7 +920,15 @@ class Client(Owner):
     def feed(self) -> Feed:
         """Subscribe to the feed: what becomes cached from now on, and what stops being so. One at a
         time. PermissionDenied: the daemon shows no keys; Unsupported: it has no feed."""
-        return Feed(self)
+        before = self._feed
+        try:
+            feed = Feed(self)
+        except BaseException:  # what a signal's handler raises
+            with self._lock:
+                if self._feed is not None and self._feed is not before:
+                    self._feed._end()
+            raise
+        return feed
 
     def fetched(self) -> Optional[Fetched]:
         """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
@@ -978,7 +959,7 @@ class Client(Owner):
             handle = self._open()
             for request in requests:
                 native, keep = _native_request(request)
-                if not self._submit_one(handle, native, request.tag):
+                if not self._submit_one(handle, native, Got(self, request.tag), self._got):
                     break
                 del keep
                 n += 1
@@ -990,99 +971,110 @@ class Client(Owner):
 
         Raises Again: no room in rings or areas; ConnectionLost, Timeout.
         """
+        got = Got(self, request.tag)
         with self._lock:
             handle = self._open()
             native, keep = _native_request(request)
-            number = self._next_tag
-            if not self._submit_one(handle, native, _Call(number, request.tag)):
-                raise from_parts(-errno.EAGAIN, 0, "no room in rings or areas: reap() first")
+            number = native.user_data = self._next_number
+            self._next_number = number + 2
+            code = lib.kvtpy_call(handle, native, got.native)
             del keep
-            while True:
-                for at, answer in enumerate(self._results):
-                    if isinstance(answer.tag, _Call) and answer.tag.number == number:
-                        del self._results[at]
-                        return answer._replace(tag=request.tag)
-                self._take(handle, 1, _REAP)
+            if not got.native.full:
+                raise self._failure(code)
+            if _notice_follows(got.native.answer):
+                self._got[number] = Got(self, request.tag)
+        result = _result_of(got.native.answer, request.tag)
+        got.client = None
+        return result
 
-    def _submit_one(self, handle: Any, native: Any, tag: Any) -> bool:
-        number = self._next_tag
-        native.user_data = number
+    def _submit_one(self, handle: Any, native: Any, got: Got, flying: dict[int, Got]) -> bool:
+        number = native.user_data = self._next_number
+        self._next_number = number + 2
+        flying[number] = got  # first: no signal's handler runs between this and the call
         rc = lib.kvt_submit(handle, native)
+        if rc != 0:
+            del flying[number]
         if rc == -errno.EAGAIN:
             return False
         self._check(rc)
-        self._next_tag = number + 2
-        self._tags[number] = tag
         return True
 
     def reap(self, min: int = 0, max: int = 64) -> list[Result]:  # pylint: disable=W0622
         """Take up to `max` answers of submit(), waiting for the first `min` of them; fewer if no
         more are in flight."""
-        with self._lock:
-            handle = self._open()
-            found: list[Result] = []
-            while len(found) < max:
-                if self._results:
-                    found.append(self._results.popleft())
-                    continue
-                wanted = 1 if len(found) < min and self._tags else 0
-                if self._take(handle, wanted, max - len(found)) == 0:
-                    break
+        taken: list[Got] = []
+        results = self._results
+        try:
+            with self._lock:
+                handle = self._open()
+                while len(taken) < max:
+                    if results:
+                        taken.append(results[0])  # first: an answer is always in one of the two
+                        results.popleft()
+                    elif self._take(handle, 1 if len(taken) < min and self._got else 0,
+                                    max - len(taken)) == 0:
+                        break
+            found = [_result_of(got.native.answer, got.tag) for got in taken]
+            for got in taken:
+                got.client = None
             return found
+        except BaseException:  # the next reap() gives them
+            for got in reversed(taken):
+                got.client = self
+                if not results or results[0] is not got:
+                    results.appendleft(got)
+            raise
 
     def _take(self, handle: Any, wanted: int, most: int) -> int:
-        """Take answers: those of submit() into self._results, others to their futures."""
-        natives = self._natives
-        n = int(self._check(lib.kvt_reap(handle, natives, wanted, min(most, _REAP))))
-        for i in range(n):
-            native = natives[i]
-            number = native.user_data
+        """Take answers, and handle each one. Returns how many. If a signal's handler raises, the next
+        call continues (see _open()); so what handles an answer may run twice."""
+        batch = self._batch
+        self._slow = True
+        n = int(self._check(lib.kvtpy_reap(handle, batch, wanted, min(most, _REAP))))
+        for _ in range(n):
+            answer = batch.answers[batch.at]
+            number = answer.user_data
             if number & 1:
-                # BEGIN with NO_WAIT: "not now" is followed by a notice.
-                first = (native.error == -errno.EAGAIN and
-                         native.reason == lib.KVT_REASON_ANNOUNCED)
-                tag = self._tags.get(number) if first else self._tags.pop(number, None)
-                self._keep_result(_result_of(native, tag))
-            elif self._aio is not None:
-                self._aio.answer(natives + i)
-            lib.kvt_result_release(handle, natives + i)
+                self._answered(handle, number, answer)
+            elif self._aio is None or not self._aio.answer(answer):
+                got = Got(self)  # of a call that a signal ended
+                self._check(lib.kvtpy_handled(handle, batch, got.native))
         return n
 
-    def _keep_result(self, result: Result) -> None:
-        if result.notice and isinstance(result.tag, _Call):
-            result = result._replace(tag=result.tag.tag)
-        if not isinstance(result.tag, _Mark) or result.tag.call == self._call:
-            self._results.append(result)
-        elif result.error is None and result.lease != (0, 0):
-            self._orphans.append(result.lease)  # of a call that failed meanwhile
-            self._slow = True
+    def _answered(self, handle: Any, number: int, answer: Any) -> None:
+        """Handle an answer of submit() or match_many()."""
+        results, got = self._results, self._got.get(number)
+        last = not _notice_follows(answer)
+        if got is None:
+            got = self._many.get(number) or Got(self)
+        elif got.native.full:
+            got = self._got[number] = Got(self, got.tag)  # the notice after "not now"
+        if number in self._got and (not results or results[-1] is not got):
+            results.append(got)
+        self._check(lib.kvtpy_handled(handle, self._batch, got.native))
+        self._many.pop(number, None)
+        if last:
+            self._got.pop(number, None)
 
-    def _call_many(self, request: Any,
-                   many: list[tuple[Any, int]]) -> list[tuple[int, Result]]:
+    def _call_many(self, request: Any, many: list[tuple[Any, int]]) -> list[Got]:
         """Submit a request with each of these keys, as far as there is room at a time, and take all
-        answers: (index, answer), in no order."""
-        mine: list[tuple[int, Result]] = []
-        others: list[Result] = []
-        sent = 0
+        answers."""
+        found = [Got(self) for _ in many]
+        sent = done = 0
         with self._lock:
             handle = self._open()
-            self._call += 1
-            while len(mine) < len(many):
+            self._slow = True
+            while done < len(many):
                 while sent < len(many):
                     request.keys, request.n_keys = many[sent]
-                    if not self._submit_one(handle, request, _Mark(self._call, sent)):
+                    if not self._submit_one(handle, request, found[sent], self._many):
                         break
                     sent += 1
                 if self._take(handle, 1, _REAP) == 0:
                     raise from_parts(-errno.EAGAIN, 0, "no room in rings or areas")
-                while self._results:
-                    answer = self._results.popleft()
-                    if isinstance(answer.tag, _Mark):
-                        mine.append((answer.tag.number, answer))
-                    else:
-                        others.append(answer)
-            self._results.extend(others)
-        return mine
+                while done < len(many) and found[done].native.full:
+                    done += 1
+        return found
 
 
 class _Asked:
@@ -1091,23 +1083,14 @@ class _Asked:
     wait_ms: Optional[int] = None
 
 
-class _Mark(NamedTuple):
-    """The tag of an operation of _call_many()."""
-
-    call: int
-    number: int
-
-
-class _Call(NamedTuple):
-    """The tag of an operation of call(), which has the caller's."""
-
-    number: int
-    tag: Any
-
-
 _REAP = 64
 _FETCHED_MOST = 256  # answers that Client.fetched() did not take
 _LOOK_FOR_STORE_S = 0.0005
+
+
+def _notice_follows(answer: Any) -> bool:
+    """BEGIN with NO_WAIT: "not now" has a second answer."""
+    return bool(answer.error == -errno.EAGAIN and answer.reason == lib.KVT_REASON_ANNOUNCED)
 
 
 def _field_bytes(value: FieldValue) -> bytes:
@@ -1236,11 +1219,12 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     options.flags = ((lib.KVT_HELLO_OBSERVE if observe else 0) |
                      (lib.KVT_ANY_GEOMETRY if any_geometry else 0) |
                      (lib.KVT_MIRROR if mirror else 0))
-    out, error = ffi.new("struct kvt_client **"), ffi.new("struct kvt_error *")
+    out = ffi.gc(ffi.new("struct kvt_client **"), lib.kvtpy_disconnect)
+    error = ffi.new("struct kvt_error *")
     rc = lib.kvt_client_connect(out, options, error)
     if rc != 0:
         raise _signals.raised() or from_error(error, rc, attach=True)
-    return Client(out[0], 30.0 if begin_wait is None else begin_wait, fetches=fetch_wait != 0)
+    return Client(out, 30.0 if begin_wait is None else begin_wait, fetches=fetch_wait != 0)
 
 
 def _program() -> str:

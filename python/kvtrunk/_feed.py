@@ -68,9 +68,14 @@ class Feed(Owner):
         self._record = ffi.new("struct kvt_feed_record *")
         self._handle: Any = None
         with client._lock:
-            client._check(lib.kvt_feed_open(client._open(), out))
-            self._handle = out[0]
-            client._feed = self
+            try:
+                client._check(lib.kvt_feed_open(client._open(), out))
+                self._handle = out[0]
+                client._feed = self
+            except BaseException:
+                if out[0]:  # a signal's handler has raised
+                    lib.kvt_feed_close(out[0])
+                raise
 
     def _open(self) -> Any:
         self._client._open()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Coroutine, Optional
 
@@ -11,7 +10,7 @@ from . import _aio
 from ._errors import Again, Closed, ConnectionLost, Error, InvalidArgument, Stale, from_parts
 from ._keys import Tokens, count_of, keys_of
 from ._native import ffi, lib
-from ._own import Owner
+from ._own import Got, Owner, words_of
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -43,11 +42,12 @@ def fence_of(fence: Optional[Fence]) -> Fence:
 class _Held(Owner):
     """What both kinds of sequences are: the library's, and what it tells of them."""
 
-    __slots__ = ("_client", "_seq", "_table", "_count", "__weakref__")
+    __slots__ = ("_client", "_own", "_got", "_table", "_count", "__weakref__")
 
-    def __init__(self, client: Client, seq: Any) -> None:
+    def __init__(self, client: Client, got: Got) -> None:
         self._client = client
-        self._seq: Any = seq
+        self._own = got
+        self._got = got.native
         self._table: Optional[memoryview] = None
         self._count = client._out_n
 
@@ -58,7 +58,7 @@ class _Held(Owner):
     @property
     def ended(self) -> bool:
         """True after end() or the client's close()."""
-        return self._seq is None or self._client.closed
+        return not self._got.seq or self._client.closed
 
     @property
     def pages(self) -> memoryview:
@@ -119,8 +119,7 @@ class _Held(Owner):
         `reusable`, make a point at `matched`: the next one continues behind it."""
         with self._client._lock:
             pages = lib.kvt_seq_sides(self._open(), _index(kind), self._count)
-            n = self._count[0]
-            return memoryview(_buffer(pages, 4 * n)[:] if n else b"").cast("I").toreadonly()
+            return words_of(pages, self._count[0])
 
     def attach(self, index: int, kind: int, page: int) -> None:
         """Give a page of Client.alloc() to the sequence: the next commit makes it the side page of
@@ -147,16 +146,19 @@ class Sequence(_Held):
 
     __slots__ = ()
 
-    def __init__(self, client: Client, begun: Any) -> None:
-        """begun: where the library put it. A signal's handler may raise before the next line."""
-        super().__init__(client, begun[0])
-        begun[0] = _NULL
+    def __init__(self, client: Client, got: Got) -> None:
+        super().__init__(client, got)
+        got.left = "a kvtrunk.Sequence was not ended"
 
     def _open(self) -> Any:
         self._client._open()
-        if self._seq is None:
+        seq = self._got.seq
+        if not seq:
             raise Closed("the sequence has ended")
-        return self._seq
+        return seq
+
+    def _failed(self, code: int) -> BaseException:
+        return self._client._failure(code) if self._got.seq else Closed("the sequence has ended")
 
     def commit(self, computed: int, keys: Tokens = None, *, fence: Optional[Fence] = None,
                chunked: bool = False, keep: bool = False) -> None:
@@ -174,13 +176,12 @@ class Sequence(_Held):
         flags = (_CHUNKED if chunked else 0) | (_KEEP if keep else 0)
         client = self._client
         with client._lock:
-            seq = self._seq
-            if seq is None or client._slow:
-                seq = self._open()
+            if client._slow:
+                client._open()
             self._table = None
-            rc = _commit(seq, count_of(computed, "computed"), data, n, slot, value, flags)
+            rc = _commit(self._got, count_of(computed, "computed"), data, n, slot, value, flags)
             if rc != 0:
-                raise client._failure(rc)
+                raise self._failed(rc)
 
     def commit_nowait(self, computed: int, keys: Tokens = None, *,
                       fence: Optional[Fence] = None, chunked: bool = False) -> None:
@@ -191,14 +192,13 @@ class Sequence(_Held):
         slot, value = _IDLE if fence is None else fence
         client = self._client
         with client._lock:
-            seq = self._seq
-            if seq is None or client._slow:
-                seq = self._open()
+            if client._slow:
+                client._open()
             self._table = None
-            rc = _commit_async(seq, count_of(computed, "computed"), data, n, slot, value,
+            rc = _commit_async(self._got, count_of(computed, "computed"), data, n, slot, value,
                                _CHUNKED if chunked else 0)
             if rc != 0:
-                raise client._failure(rc)
+                raise self._failed(rc)
 
     def poll(self) -> int:
         """Take outcomes of commit_nowait() that have come. Returns how many are in flight."""
@@ -243,14 +243,13 @@ class Sequence(_Held):
         slot, value = _IDLE if fence is None else fence
         client = self._client
         with client._lock:
-            seq = self._seq
-            if seq is None or client._handle is None:
+            if not self._got.seq or client._handle is None:
                 return
             if client._slow:
                 client._open()
-            rc = _end(seq, count_of(computed, "computed"), data, n, slot, value,
+            self._table = None
+            rc = _end(self._got, count_of(computed, "computed"), data, n, slot, value,
                       _CHUNKED if chunked else 0)
-            self._seq = self._table = None
             if rc != 0:
                 raise client._failure(rc)
 
@@ -265,15 +264,13 @@ class Sequence(_Held):
         slot, value = _IDLE if fence is None else fence
         client = self._client
         with client._lock:
-            seq = self._seq
-            if seq is None or client._handle is None:
+            if not self._got.seq or client._handle is None:
                 return
             if client._slow:
                 client._open()
-            rc = lib.kvtpy_end_async(seq, count_of(computed, "computed"), data, n, slot, value,
-                                     _CHUNKED if chunked else 0)
-            if rc != -errno.EAGAIN:
-                self._seq = self._table = None
+            self._table = None
+            rc = lib.kvtpy_end_async(self._got, count_of(computed, "computed"), data, n, slot,
+                                     value, _CHUNKED if chunked else 0)
             if rc != 0:
                 raise client._failure(rc)
 
@@ -290,14 +287,6 @@ class Sequence(_Held):
             if error is None:
                 raise
 
-    def __del__(self) -> None:
-        seq = getattr(self, "_seq", None)
-        if seq is not None and not self._client.closed:
-            # Not ended here: this may run inside any call, on any thread.
-            self._client._orphans.append(seq)
-            self._client._slow = True
-            warnings.warn("a kvtrunk.Sequence was not ended", ResourceWarning, source=self)
-
     def __repr__(self) -> str:
         return f"<kvtrunk.Sequence{' ended' if self.ended else ''}>"
 
@@ -311,25 +300,30 @@ class AsyncSequence(_Held):
     until the end.
     """
 
-    __slots__ = ("_news", "_handed", "_attached", "_keyed", "_told", "_n_queued", "_queued_keys")
+    __slots__ = ("_news", "_ends", "_attached", "_keyed", "_told")
 
-    def __init__(self, client: Client, seq: Any) -> None:
-        super().__init__(client, seq)
+    def __init__(self, client: Client, got: Got) -> None:
+        super().__init__(client, got)
         self._news = False  # an answer that the library shows with its next call
-        self._handed = False  # to the caller of begin_async()
+        self._ends = False  # its end was called
         self._attached = False  # side pages, since the last commit
         self._keyed = self._told = 0  # calls with keys; the last one whose outcome a caller saw
-        self._n_queued = self._queued_keys = 0  # calls without room yet, and their keys
 
     def _open(self) -> Any:
         if self._client._handle is None:
             raise Closed("the client was closed")
-        if self._seq is None:
+        seq = self._got.seq
+        if self._ends or not seq:
             raise Closed("the sequence has ended")
         if self._news:
             self._news = False
-            lib.kvt_seq_poll(self._seq)
-        return self._seq
+            lib.kvt_seq_poll(seq)
+        return seq
+
+    @property
+    def ended(self) -> bool:
+        """True after end() or the client's close()."""
+        return self._ends or super().ended
 
     def _answered(self) -> None:
         self._news, self._table = True, None
@@ -338,15 +332,22 @@ class AsyncSequence(_Held):
     def known(self) -> int:
         """Keys given so far: keys of the next call begin at this position."""
         with self._client._lock:
-            return int(lib.kvt_seq_known(self._open())) + self._queued_keys
+            self._open()
+            return self._known()
+
+    def _known(self) -> int:
+        known: int = lib.kvt_seq_known(self._got.seq)
+        for call in self._client._answers().queued(self):
+            known += call.request.n_keys
+        return known
 
     def attach(self, index: int, kind: int, page: int) -> None:
         """Sequence.attach(). Again: an earlier call waits for room in the rings: await it first."""
-        if self._n_queued:
+        if self._client._answers().queued(self):
             raise Again("attach: an earlier call of this sequence waits for room in the rings: await "
                         "it first", errno=errno.EAGAIN)
+        self._attached = True  # also if it fails: then the next commit takes none
         super().attach(index, kind, page)
-        self._attached = True
 
     def commit(self, computed: int, keys: Tokens = None, *, at: Optional[int] = None,
                fence: Optional[Fence] = None, chunked: bool = False) -> Coroutine[Any, Any, None]:
@@ -388,33 +389,33 @@ class AsyncSequence(_Held):
     def _call(self, op: int, n: int, keys: Tokens = None, at: Optional[int] = None,
               fence: Optional[Fence] = None, chunked: bool = False) -> tuple[_aio.Call, int]:
         """Make a call. Returns it, and the number to report when its outcome has been seen."""
-        request = ffi.new("struct kvt_request *")
-        request.op, request.arg = op, n
-        request.fence.slot, request.fence.value = _IDLE if fence is None else fence
-        if chunked:
-            request.flags = _CHUNKED
         client = self._client
         with client._lock:
-            answers = client._answers()
-            call = _aio.Call(answers, request, None, self, self._open())
+            call = _aio.Call(client._answers(), None, self)
+            request = call.request
+            request.op, request.arg = op, n
+            request.fence.slot, request.fence.value = _IDLE if fence is None else fence
+            if chunked:
+                request.flags = _CHUNKED
+            self._open()
             if keys is not None:
                 call.keys, request.n_keys = keys_of(keys)
                 request.keys = call.keys
                 if request.n_keys:
                     call.at = self._place(at)
-            answers.start(call)
+                    self._keyed += 1
+            number = self._keyed if call.at >= 0 else 0
             self._table = None
             if op == lib.KVT_OP_END:
-                self._seq = None
+                self._ends = True
             elif op == lib.KVT_OP_COMMIT:
                 self._attached = False
-            if call.at >= 0:
-                self._keyed += 1
-        return call, self._keyed if call.at >= 0 else 0
+            client._answers().start(call)
+        return call, number
 
     def _place(self, at: Optional[int]) -> int:
         """Check that the caller knows where its keys begin."""
-        known = int(lib.kvt_seq_known(self._seq)) + self._queued_keys
+        known = self._known()
         if at is None and self._told == self._keyed:
             return known
         if at != known:
@@ -446,10 +447,9 @@ class AsyncSequence(_Held):
 
     def _drop(self) -> None:
         """Any thread: end it with the next call on the client, or look of a loop."""
-        seq, self._seq = self._seq, None
-        if seq is not None and not self._client.closed:
-            self._client._orphans.append(seq)
-            self._client._slow = True
+        self._ends = True
+        self._own.left = ""
+        self._own.drop()
 
     async def __aenter__(self) -> AsyncSequence:
         return self
@@ -463,12 +463,6 @@ class AsyncSequence(_Held):
         except Error:
             if error is None:
                 raise
-
-    def __del__(self) -> None:
-        if getattr(self, "_seq", None) is not None and not self._client.closed:
-            self._drop()
-            if self._handed:
-                warnings.warn("a kvtrunk.AsyncSequence was not ended", ResourceWarning, source=self)
 
     def __repr__(self) -> str:
         return f"<kvtrunk.AsyncSequence{' ended' if self.ended else ''}>"
