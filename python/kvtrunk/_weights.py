@@ -225,6 +225,9 @@ def digest_folder(folder: pathlib.Path, extra: Iterable[pathlib.Path] = ()) -> s
     return Weights(folder, extra).result()
 
 
+_OTHER_HUB = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
+
+
 def model_folder(model: str, revision: Any = None,
                  download_dir: Optional[str] = None) -> pathlib.Path:
     """Where a model's files are: a folder, or the local copy of a model on the Hugging Face hub.
@@ -234,6 +237,11 @@ def model_folder(model: str, revision: Any = None,
         return path
     if model.startswith(("/", ".", "~")):
         raise FileNotFoundError(f"{model} is no file or folder on this machine")
+    for name in _OTHER_HUB:
+        if os.environ.get(name, "").strip().lower() in ("1", "true"):
+            raise FileNotFoundError(
+                f"with {name} {model} is ModelScope's, and the Hugging Face hub may have other "
+                "files of that name: give the model's folder")
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:

@@ -222,3 +222,11 @@ def test_configuration_counts_and_its_name_does_not():
     same = {**values, "_name_or_path": "/somewhere", "transformers_version": "9"}
     assert _weights.config_digest(same) == _weights.config_digest(values)
     assert _weights.config_digest({**values, "rope_theta": 5e5}) != _weights.config_digest(values)
+
+
+@pytest.mark.parametrize("name", ["VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"])
+def test_a_model_of_another_hub_is_not_taken_for_one_of_this_name(name, monkeypatch, tmp_path):
+    monkeypatch.setenv(name, "True")
+    with pytest.raises(FileNotFoundError, match="ModelScope"):
+        _weights.model_folder("owner/model")
+    assert _weights.model_folder(str(tmp_path)) == tmp_path
