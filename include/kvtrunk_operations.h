@@ -34,7 +34,8 @@ extern "C" {
  *   no flag        It begins, and both compute that part.
  *   KVT_F_WAIT     It is answered when the part is cached, when no session computes it any more
  *                  (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE). Leases of
- *                  its own session do not count.
+ *                  its own session do not count. With ttl_ms 0 it does not wait: it begins, or is
+ *                  answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing.
  *   KVT_F_NO_WAIT  It is answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing. Within ttl_ms
  *                  one notice with the same user_data follows: result 0, KVT_CQE_ASYNC, `matched`,
  *                  `state` = enum kvt_notice, no lease. Then submit it again. Leases of its own

@@ -308,7 +308,7 @@ int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe)
 		kvt_slot_free(client, twin);
 	}
 	client->n_flying--;
-	if (slot->op == KVT_OP_BEGIN && slot->flags & KVT_F_WAIT)
+	if (slot->waits)
 		kvt_slot_count_waiting(client, slot, false);
 	if (KVT_LIKELY(slot->state == KVT_SLOT_FLYING || slot->state == KVT_SLOT_AHEAD))
 		kvt_client_step(client, KVT_STEP_AFTER_NOP + slot->op);

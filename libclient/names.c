@@ -109,7 +109,7 @@ static const struct {
 		"others compute a part of it: a notice follows when it is sealed, then BEGIN "
 		"again" },
 	[KVT_REASON_DEADLINE] = { "deadline",
-		"WAIT and NO_WAIT need a deadline (ttl_ms), and a deadline one of them" },
+		"NO_WAIT needs a deadline (ttl_ms), and a deadline WAIT or NO_WAIT" },
 	[KVT_REASON_NAMESPACE_HELD] = { "namespace_held",
 		"this session has leases in the namespace, or operations that wait: END and UNLOCK "
 		"them, then close it again" },

@@ -69,6 +69,7 @@ struct kvt_slot {
 	uint8_t state; /* enum kvt_slot_state */
 	uint8_t op;
 	bool told; /* AHEAD: kvt_reap() gives the answer, too */
+	bool waits; /* a BEGIN that the daemon may keep: counted in kvt_waiting */
 	struct kvt_extent keys;
 	struct kvt_extent list;
 	struct kvt_cqe cqe; /* DONE, UNDO */

@@ -340,7 +340,8 @@ static struct words count_words(const struct kvt_client *client, const struct kv
 static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *request,
 			  const struct words *words, enum kvt_slot_state state, bool waits)
 {
-	bool waiting = request->op == KVT_OP_BEGIN && request->flags & KVT_F_WAIT;
+	bool waiting = request->op == KVT_OP_BEGIN && request->flags & KVT_F_WAIT &&
+		       request->ttl_ms;
 	struct kvt_slot *slot;
 	uint32_t number;
 
@@ -364,6 +365,7 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 	slot->fence = request->fence;
 	slot->seq = NULL;
 	slot->told = false;
+	slot->waits = waiting;
 	slot->n_pages = words->n_pages;
 	slot->pages_at = slot->keys.at + (uint32_t)words->sides + words->head + words->n_keys;
 	return number;

@@ -35,6 +35,12 @@ static bool waits(const struct kvt_sqe *sqe)
 	return sqe->op == KVT_OP_BEGIN && (sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT));
 }
 
+/** True if a deadline is there for a wait, and for a notice. */
+static bool deadline_fits(const struct kvt_sqe *sqe)
+{
+	return sqe->ttl_ms ? waits(sqe) : !(sqe->flags & KVT_F_NO_WAIT);
+}
+
 /** True if the operation takes all flags of the entry. */
 static bool flags_known(const struct kvt_core *core, const struct kvt_sqe *sqe)
 {
@@ -147,7 +153,7 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	    (sqe->op == KVT_OP_EXTEND && sqe->n_keys &&
 	     (sqe->arg || sqe->list_capacity || sqe->flags)))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_BAD_FIELD, 0);
-	if (takes & KVT_TAKES_DEADLINE && waits(sqe) != !!sqe->ttl_ms)
+	if (takes & KVT_TAKES_DEADLINE && !deadline_fits(sqe))
 		return kvt_refuse(op, -EINVAL, KVT_REASON_DEADLINE, 0);
 	if (takes & KVT_TAKES_POLICY && !!(sqe->flags & KVT_F_TTL) != !!sqe->ttl_ms)
 		return kvt_refuse(op, -EINVAL, KVT_REASON_TTL, 0);

@@ -132,13 +132,18 @@ static void finish(struct kvt_core *core, struct kvt_op_context *op, int error, 
 	kvt_record_emit(core, KVT_REC_OP, op->session, token);
 }
 
-/** Let a BEGIN wait. Returns true if there is a completion: with NO_WAIT, -EAGAIN. */
+/** Let a BEGIN wait. Returns true if there is a completion: -EAGAIN, with NO_WAIT or without a
+ * deadline. */
 static bool begin_waits(struct kvt_core *core, struct kvt_op_context *op)
 {
 	uint32_t announced = (op->goal - op->matched) * core->ps;
 	bool again = op->waiter != KVT_NONE;
 	uint64_t token;
 
+	if (!op->sqe->ttl_ms) {
+		finish(core, op, kvt_refuse(op, -EAGAIN, KVT_REASON_ANNOUNCED, announced), 0);
+		return true;
+	}
 	kvt_wait_begin(core, op);
 	token = core->pending[op->waiter].token;
 	if (!again && (op->sqe->flags & KVT_F_WAIT)) {

@@ -347,7 +347,8 @@ int kvt_wait_check(struct kvt_core *core, struct kvt_op_context *op, const struc
 		op->cqe->flags |= KVT_CQE_DEADLINE;
 		return 0;
 	}
-	if (!op->waiter && (core->no_place || core->free_pending.count == 0)) {
+	if (!op->waiter && op->sqe->ttl_ms &&
+	    (core->no_place || core->free_pending.count == 0)) {
 		op->cqe->flags |= KVT_CQE_NO_PLACE;
 		return 0;
 	}

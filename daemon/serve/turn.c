@@ -226,7 +226,8 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 		else if (unlikely(sqe->op == KVT_OP_SUSPECT && !cqe.result))
 			kvt_session_log_suspect(daemon, session, sqe->arg, cqe.suspect.owner);
 		kvt_ring_cq_put(&session->ring, &cqe);
-		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED)) { /* a notice will follow */
+		/* A notice will follow. */
+		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED && sqe->ttl_ms)) {
 			take_place(daemon, session);
 			watch_deadline(daemon);
 		}

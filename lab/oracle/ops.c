@@ -489,8 +489,8 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (sqe->op == KVT_OP_EXTEND && sqe->n_keys > 0 &&
 	    (sqe->arg || sqe->list_capacity || sqe->flags))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FIELD, 0);
-	if (rule->deadline &&
-	    (sqe->ttl_ms != 0) != ((sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) != 0))
+	if (rule->deadline && (sqe->ttl_ms ? !(sqe->flags & (KVT_F_WAIT | KVT_F_NO_WAIT)) :
+					     sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_DEADLINE, 0);
 	if (rule->weight && (sqe->ttl_ms != 0) != ((sqe->flags & KVT_F_TTL) != 0))
 		return run_refuse(o, -EINVAL, KVT_REASON_TTL, 0);

@@ -358,6 +358,9 @@ int wait_begin(struct kvt_oracle *o, const struct model_walk *walk)
 	}
 	if (!aim.goal)
 		return 0;
+	if (!record->sqe.ttl_ms)
+		return run_refuse(o, -EAGAIN, KVT_REASON_ANNOUNCED,
+				  (uint64_t)(aim.goal - aim.have) * o->config.page_size);
 	if (record->cqe.flags & KVT_CQE_NO_PLACE) { /* the log lacks the number of places */
 		o->run.want.flags |= KVT_CQE_NO_PLACE;
 		return 0;

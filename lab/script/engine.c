@@ -31,6 +31,7 @@ static struct kvt_script_waiting *waiting_add(struct kvt_script *script,
 		.user_data = ++script->last_user_data, .line = script->line, .verb = line->verb,
 		.bind = line->bind ? kvt_tool_copy(line->bind, strlen(line->bind)) : NULL,
 		.lease = lease, .sides = line->n_places > 0,
+		.notice = line->flags & KVT_F_NO_WAIT && line->verb == KVT_VERB_BEGIN,
 	};
 	*at = waiting;
 	return waiting;
@@ -92,7 +93,7 @@ static void print_one(struct kvt_script *script, struct kvt_script_session *sess
 	kvt_script_print_answer(script, session->name, session->page_size, waiting, answer, async);
 	if (!async)
 		*own = NULL;
-	if (answer->result.reason == KVT_REASON_ANNOUNCED) { /* a notice will follow */
+	if (answer->result.reason == KVT_REASON_ANNOUNCED && waiting->notice) { /* it will follow */
 		waiting->next = session->waiting;
 		session->waiting = waiting;
 		return;

@@ -78,6 +78,7 @@ struct kvt_script_waiting {
 	char *bind; /* owned, may be NULL */
 	struct kvt_lease lease;
 	bool sides; /* its pages are side pages that were not taken */
+	bool notice; /* a BEGIN's with NO_WAIT */
 	struct kvt_script_waiting *next;
 };
 

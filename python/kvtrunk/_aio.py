@@ -15,6 +15,7 @@ import asyncio
 import collections
 import contextlib
 import errno
+import itertools
 import os
 import time
 import weakref
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 _EAGAIN, _EBUSY = -errno.EAGAIN, -errno.EBUSY
 _RETRY_S = 0.001
 _LOST_S = 0.05  # between two looks at a daemon that hung up
+_ASK_S = 0.01  # between two questions whether begins in the queue need to wait
+_ASK_MOST = 8  # of them at a time
 _KEEP_S = 0.05  # between two looks of the thread that gives back
-_WAIT = lib.KVT_F_WAIT
+_WAIT, _ANNOUNCED = lib.KVT_F_WAIT, lib.KVT_REASON_ANNOUNCED
 _running_loop = asyncio._get_running_loop
 
 
@@ -40,7 +43,7 @@ class Call:
     """One call: queued, in flight, or done."""
 
     __slots__ = ("_answers", "number", "native", "request", "keys", "sequence", "got", "at", "until",
-                 "ready", "done", "value", "error", "waiter", "abandoned", "refused")
+                 "ready", "asked", "done", "value", "error", "waiter", "abandoned", "refused")
 
     def __init__(self, answers: Answers, keys: Any, sequence: Optional[AsyncSequence]) -> None:
         self._answers = answers
@@ -59,6 +62,8 @@ class Call:
         """A begin's: when it waits for others no longer."""
         self.ready = False
         """It may wait in the queue."""
+        self.asked = False
+        """A begin's: it was submitted to be refused instead of waiting, and stays in the queue."""
         self.done = False
         self.value: Optional[AsyncSequence] = None
         self.error: Optional[BaseException] = None
@@ -116,6 +121,8 @@ class Answers(Owner):
         """Those without an answer, by number."""
         self._queue: collections.deque[Call] = collections.deque()
         self._begins: collections.deque[Call] = collections.deque()
+        self._ask_at = 0.0  # when to ask next, and from which one of _begins
+        self._ask_from = 0
         # By the loop's id. The loop holds the watch.
         self._watches: weakref.WeakValueDictionary[int, _Watch] = weakref.WeakValueDictionary()
         self._keeps = False
@@ -146,6 +153,8 @@ class Answers(Owner):
             queue.popleft()
         else:
             call.own_keys()
+            if call.sequence is None:
+                self._ask(call)
         loop = _running_loop()
         if loop is not None and not call.done:
             self.watch(loop).look_soon()
@@ -188,6 +197,12 @@ class Answers(Owner):
         self._queue = collections.deque(left)
         while self._begins and self._submit_begin(self._begins[0]):
             self._begins.popleft()
+        if self._begins and time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + _ASK_S
+            at = self._ask_from if self._ask_from < len(self._begins) else 0
+            self._ask_from = at + _ASK_MOST
+            for call in list(itertools.islice(self._begins, at, at + _ASK_MOST)):
+                self._ask(call)
 
     def _submit_next(self, call: Call) -> int:
         """Submit a call that was queued."""
@@ -220,10 +235,13 @@ class Answers(Owner):
     def _submit_begin(self, call: Call) -> bool:
         """Submit a begin that was queued: it has waited a part of its time already. False: no room."""
         if call.native.submitted:
+            return not call.asked
+        if call.done:
             return True
-        if call.done or call.abandoned or not call.ready:
-            self._finish(call, None, call.error)
+        if call.abandoned or not call.ready:
+            self._finish(call, None, None)
             return True
+        call.asked = False
         request = call.request
         if request.flags & _WAIT:
             left = int(1000 * (call.until - time.monotonic()))
@@ -232,6 +250,14 @@ class Answers(Owner):
                 request.flags &= ~_WAIT
         return self._submit(call) == 0
 
+    def _ask(self, begin: Call) -> None:
+        """Begins that wait may hold all the room there is for those, also cancelled ones. One that
+        need not wait passes them: it is refused if it must."""
+        if (begin.ready and begin.request.flags & _WAIT and
+                not (begin.native.submitted or begin.done or begin.abandoned)):
+            begin.asked = True
+            lib.kvtpy_ask(self._client._handle, begin.native)
+
     # ---- answers
 
     def answer(self, native: Any) -> bool:
@@ -239,6 +265,10 @@ class Answers(Owner):
         client, call = self._client, self._calls.get(native.user_data)
         if call is None:
             return False
+        if call.asked and native.error == _EAGAIN and native.reason == _ANNOUNCED:
+            call.native.submitted = False  # first: this may run twice
+            lib.kvtpy_handled(client._handle, client._batch, ffi.NULL)
+            return True
         if not call.done:
             value: Optional[AsyncSequence] = None
             error: Optional[BaseException] = from_result(native) if native.error else None
@@ -260,6 +290,9 @@ class Answers(Owner):
         left = call.got.native if call.got is not None and call.value is None else ffi.NULL
         lib.kvtpy_handled(client._handle, client._batch, left)
         self._calls.pop(call.number, None)
+        if call.asked:
+            with contextlib.suppress(ValueError):
+                self._begins.remove(call)
         return True
 
     def _finish(self, call: Call, value: Optional[AsyncSequence],
@@ -330,6 +363,8 @@ class Answers(Owner):
                 watch.loop.call_later(_RETRY_S, watch.look_soon)
             elif client._handle is not None and self.take_all():
                 watch.look_soon()
+            if self._begins:
+                watch.look_in(_ASK_S)
         except Error as error:
             self.end(error)
         except BaseException:  # what a signal's handler raises
@@ -363,7 +398,7 @@ class _Watch:
         self.loop = loop
         self.futures: set[asyncio.Future[None]] = set()
         """What coroutines of the loop wait for."""
-        self._soon = False
+        self._soon = self._later = False
         handle = answers._client._handle
         self._fds = {"completion": lib.kvt_client_completion_fd(handle),
                      "control": lib.kvt_client_control_fd(handle)} if handle is not None else {}
@@ -394,6 +429,16 @@ class _Watch:
         if answers._watches.get(id(self.loop)) is self and answers._client._handle is not None:
             self._add("control")
             self.look_soon()
+
+    def look_in(self, seconds: float) -> None:
+        """Look once more, so much later."""
+        if not self._later:
+            self._later = True
+            self.loop.call_later(seconds, self._look_now)
+
+    def _look_now(self) -> None:
+        self._later = False
+        self.look_soon()
 
     def _woken(self) -> None:
         self._soon = False  # a signal's handler may have raised where _look() began

@@ -959,7 +959,9 @@ class Client(Owner):
             handle = self._open()
             for request in requests:
                 native, keep = _native_request(request)
-                if not self._submit_one(handle, native, Got(self, request.tag), self._got):
+                got = Got(self, request.tag)
+                got.notice = bool(request.flags & lib.KVT_F_NO_WAIT)
+                if not self._submit_one(handle, native, got, self._got):
                     break
                 del keep
                 n += 1
@@ -981,7 +983,7 @@ class Client(Owner):
             del keep
             if not got.native.full:
                 raise self._failure(code)
-            if _notice_follows(got.native.answer):
+            if request.flags & lib.KVT_F_NO_WAIT and _not_now(got.native.answer):
                 self._got[number] = Got(self, request.tag)
         result = _result_of(got.native.answer, request.tag)
         got.client = None
@@ -1044,7 +1046,7 @@ class Client(Owner):
     def _answered(self, handle: Any, number: int, answer: Any) -> None:
         """Handle an answer of submit() or match_many()."""
         results, got = self._results, self._got.get(number)
-        last = not _notice_follows(answer)
+        last = got is None or not (got.notice and _not_now(answer))
         if got is None:
             got = self._many.get(number) or Got(self)
         elif got.native.full:
@@ -1088,8 +1090,7 @@ _FETCHED_MOST = 256  # answers that Client.fetched() did not take
 _LOOK_FOR_STORE_S = 0.0005
 
 
-def _notice_follows(answer: Any) -> bool:
-    """BEGIN with NO_WAIT: "not now" has a second answer."""
+def _not_now(answer: Any) -> bool:
     return bool(answer.error == -errno.EAGAIN and answer.reason == lib.KVT_REASON_ANNOUNCED)
 
 

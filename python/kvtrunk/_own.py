@@ -28,13 +28,15 @@ class Got(Owner):
     and the next call on the client gives it back when the Got is gone.
     """
 
-    __slots__ = ("client", "native", "tag", "left")
+    __slots__ = ("client", "native", "tag", "left", "notice")
 
     def __init__(self, client: Client, tag: Any = None) -> None:
         self.client: Optional[Client] = client
         """None: the caller has what it brought."""
         self.tag = tag
         """The caller's."""
+        self.notice = False
+        """A BEGIN's with NO_WAIT: "not now" has a second answer."""
         self.left = ""
         """Says what its owner did not do, in a warning."""
         self.native = ffi.new("struct kvtpy_got *")

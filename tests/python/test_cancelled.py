@@ -332,6 +332,42 @@ def test_a_commit_passes_begins_that_wait():
         assert world.leases_left() == 0
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_begins_that_need_not_wait_pass_those_that_do(world, cancelled):
+    """As many wait as may; those behind them are answered while they wait, the last one as soon as
+    its own prompt is published."""
+    async def main():
+        ours, theirs = (client.namespace(salt="run") for client in (world.client, world.other))
+        of_p, of_q = theirs.begin(P), theirs.begin(Q)
+        waiting = [asyncio.ensure_future(ours.begin_async(P)) for _ in range(40)]
+        while world.other.stats().waits < 32:
+            await asyncio.sleep(0)
+        if cancelled:
+            for each in waiting:
+                each.cancel()
+        mine = await ours.begin_async([1, 2, 3])
+        again = await ours.begin_async([1, 2, 3])  # of their own session
+        behind = asyncio.ensure_future(ours.begin_async(Q))
+        await (await ours.begin_async([4, 5, 6])).end()
+        assert not behind.done()
+        of_q.end(len(Q))
+        found = await behind
+        assert found.next == len(Q) // cancelling.PAGE * cancelling.PAGE
+        for each in mine, again, found:
+            await each.end()
+        assert world.other.stats().live_leases == 1  # P's
+        of_p.end(len(P))
+        for each in waiting:
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await each).end()
+
+    asyncio.run(main())
+    gc.collect()
+    world.client.stats()
+    assert world.leases_left() == 0
+    world.forget()
+
+
 def test_keys_after_a_cancelled_call_need_their_place(world):
     async def main():
         sequence = await world.client.namespace(salt="run").begin_async(P[:48], 48)

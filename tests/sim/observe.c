@@ -498,7 +498,7 @@ void sim_observe(struct sim *sim, const struct kvt_record *r)
 		count_point(sim, r);
 		if (r->value && s->n_waiting)
 			s->n_waiting--;
-		if (r->cqe.reason == KVT_REASON_ANNOUNCED)
+		if (r->cqe.reason == KVT_REASON_ANNOUNCED && r->sqe.ttl_ms)
 			s->n_waiting++;
 		if (r->sqe.op == KVT_OP_LOCK)
 			check_left(sim, r);

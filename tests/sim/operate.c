@@ -382,6 +382,8 @@ static void put_wait(struct shot *shot)
 
 	shot->sqe.flags |= sim_chance(sim, 700) ? KVT_F_WAIT : KVT_F_NO_WAIT;
 	shot->sqe.ttl_ms = 1 + sim_below(sim, sim_chance(sim, 500) ? 8 : 4000);
+	if (sim_chance(sim, 100)) /* a question, or with NO_WAIT refused */
+		shot->sqe.ttl_ms = 0;
 	if (sim_chance(sim, 50)) /* a client that changes them meanwhile, perhaps */
 		return;
 	shot->sqe.keys_offset = SIM_KEYS_AREA +
