@@ -73,7 +73,7 @@ uint32_t kvt_test_side_fetch(const struct kvt_test_side *side, const uint32_t *k
 /** End all that runs, with an audit. */
 void kvt_test_side_end(struct kvt_test_side *side);
 
-/** Connect and take WELCOME. False: refused. */
+/** Connect and take WELCOME. False: refused, or nothing listens. */
 bool kvt_test_peer_try(struct kvt_test_peer *peer, const struct kvt_test_store *store);
 void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store *store);
 /** Close the connection, if it is open. */

@@ -279,11 +279,12 @@ TEST(an_instance_with_other_pages_is_named_and_the_others_are_served)
 	kvt_test_check(kvt_test_store_await(&sides[0].store, "have another size than those"));
 	snprintf(one.path, sizeof(one.path), "%s.store", sides[0].daemon.socket);
 	snprintf(other.path, sizeof(other.path), "%s.store", sides[2].daemon.socket);
-	served = access(one.path, F_OK) == 0 ? 0 : 2; /* the first one tells the size */
 	for (uint32_t i = 0; i < SIDES; i++)
 		kvt_test_side_connect(&sides[i]);
+	/* The first one tells the size, and is served soon. */
+	for (served = 0; !kvt_test_peer_try(&sides[served].peer, served ? &other : &one);)
+		served = 2 - served;
 	kvt_test_equal(serve(served, 1), 0);
-	kvt_test_peer_open(&sides[served].peer, served ? &other : &one);
 	kvt_test_store_settled(&sides[served].peer, PAGES);
 	kvt_test_equal(access(served ? one.path : other.path, F_OK), -1);
 	stop(NULL);

@@ -124,7 +124,7 @@ wrong "^mooncake: .*hash_ids" - <"$work/progress"
 wrong "leave no worker" --format generate --workers 2 --kill 2
 wrong "from 1 to 64, not '65'" --format generate --workers 65
 wrong "time-scale" --format generate --time-scale x
-wrong "daemon of our own" --format generate --disabled --socket /none/such
+wrong "daemons of our own" --format generate --disabled --socket /none/such
 # The shell's variable may name the instance in production.
 KVTRUNK_SOCKET=/none/such replay --format generate --requests 5
 sound
