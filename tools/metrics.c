@@ -274,7 +274,8 @@ int kvt_metrics_scrape(struct kvt_text *text, const char *socket_path, uint32_t 
 		rc = add_namespaces(&spaces, client, per_namespace, ret_error);
 	if (rc == 0) {
 		kvt_metrics_print(text, &status);
-		kvt_text_add(text, spaces.bytes, spaces.used);
+		if (spaces.used)
+			kvt_text_add(text, spaces.bytes, spaces.used);
 	}
 	kvt_text_free(&spaces);
 	kvt_client_abandon(client);
