@@ -83,7 +83,11 @@ extern "C" {
  * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
  * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and
  * further than now by more than the option coalesce_threshold, waits for that COMMIT as for
- * announced pages. Whole pages count, behind the reusable positions and inside the keys. */
+ * announced pages. Whole pages count, behind the reusable positions and inside the keys.
+ *
+ * BEGIN with min_positions shares nothing that is shorter. With fewer keys it matches nothing, and
+ * its COMMITs publish nothing. A match with fewer reusable positions is not reused, unless it is
+ * all that the keys could reuse; it is locked, and what is computed behind it is published. */
 struct kvt_request {
 	uint32_t op;    /* enum kvt_op */
 	uint32_t flags; /* enum kvt_sqe_flag */
@@ -104,6 +108,7 @@ struct kvt_request {
 	uint64_t root_key; /* MATCH, INSERT, BEGIN, REMOVE: which tree of the namespace */
 	const struct kvt_side *sides;
 	uint32_t point; /* BEGIN, where pages have sides: positions; KVT_POINT_JUNCTION; 0: none */
+	uint32_t min_positions; /* BEGIN: the fewest positions worth sharing */
 };
 
 /** One answer; fields that the operation does not answer are 0. */

@@ -50,8 +50,8 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 		     struct kvt_seq **ret_seq);
 
 /** Begin a sequence as a BEGIN describes it. Reads namespace_id, root_key, keys and n_keys (all
- * keys), arg (the extra positions), flags, point, and handle (where it continues, or none). The
- * rules of kvt_seq_continue() hold, for the root key, too. */
+ * keys), arg (the extra positions), flags, point, min_positions, and handle (where it continues, or
+ * none). The rules of kvt_seq_continue() hold, for the root key, too. */
 int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		  struct kvt_seq **ret_seq);
 

@@ -38,8 +38,8 @@
  *           reused positions that other sessions sealed; ttl_ms = deadline, with WAIT or NO_WAIT
  *           only. If pages have sides, n_list counts that word and, behind it, for each kind the
  *           side pages of the last reusable pages, as many as it needs; fence_value = a
- *           declared point: positions, or KVT_POINT_JUNCTION. With NO_PAGES no arg, and the page
- *           table ends with the reusable pages
+ *           declared point: positions, or KVT_POINT_JUNCTION; priority = the fewest positions worth
+ *           sharing. With NO_PAGES no arg, and the page table ends with the reusable pages
  *   COMMIT  lease; arg = computed positions; keys = generated keys; fence; list = page table,
  *           none with NO_LIST; with SIDES the given pages that were not taken
  *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
@@ -100,6 +100,7 @@ enum kvt_takes {
 	KVT_TAKES_PRIVILEGE = 1u << 9,
 	KVT_TAKES_PAGES = 1u << 10, /* its keys are page numbers */
 	KVT_TAKES_POINT = 1u << 11, /* fence_value, where pages have sides */
+	KVT_TAKES_MIN = 1u << 12, /* priority, not negative: a minimum of positions */
 };
 
 /** How many list words an answer has at most. */
@@ -140,7 +141,7 @@ enum kvt_list_size {
 	  W(existed) W(inserted) W(evicted) W(n_twins))                                   \
 	X(BEGIN, begin,                                                                   \
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
-	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE | KVT_TAKES_POINT,                        \
+	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE | KVT_TAKES_POINT | KVT_TAKES_MIN,        \
 	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OWN_STREAM | \
 	  KVT_F_ROOT_KEY | KVT_F_NO_PAGES,                                                \
 	  KVT_LIST_BEGUN,                                                                 \

@@ -137,7 +137,8 @@ static uint32_t fetched_wait_ms(struct kvt_client *client, const struct kvt_requ
 {
 	uint32_t wait_ms;
 
-	if (!client->store || begin->flags & KVT_F_FORCE_MISS)
+	if (!client->store || begin->flags & KVT_F_FORCE_MISS ||
+	    begin->n_keys < begin->min_positions)
 		return most_ms;
 	wait_ms = kvt_client_fetch_now(client, begin, start);
 	return wait_ms && wait_ms < most_ms ? wait_ms : most_ms;
@@ -197,6 +198,7 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		.arg = begin->arg,
 		.root_key = begin->root_key,
 		.point = begin->point,
+		.min_positions = begin->min_positions,
 	};
 	struct kvt_handle start = begin->handle;
 	struct kvt_result result;

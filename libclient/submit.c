@@ -126,7 +126,8 @@ static void fill_entry(struct kvt_sqe *sqe, const struct kvt_request *request,
 		.fence_value = fence ? (request->fence.slot != KVT_FENCE_IDLE ?
 						request->fence.value : 0) :
 			       words->takes & KVT_TAKES_POINT ? request->point : 0,
-		.priority = request->priority,
+		.priority = words->takes & KVT_TAKES_MIN ? (int32_t)request->min_positions :
+							   request->priority,
 		.ttl_ms = request->ttl_ms,
 	};
 }

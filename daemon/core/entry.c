@@ -84,7 +84,8 @@ static bool unused_fields_zero(const struct kvt_core *core, const struct kvt_sqe
 	if (!(takes & KVT_TAKES_FENCE) &&
 	    (fence_value || (sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE)))
 		return false;
-	if (!(takes & KVT_TAKES_POLICY) && sqe->priority)
+	if (!(takes & KVT_TAKES_POLICY) && sqe->priority &&
+	    (!(takes & KVT_TAKES_MIN) || sqe->priority < 0))
 		return false;
 	return takes & (KVT_TAKES_POLICY | KVT_TAKES_DEADLINE) || !sqe->ttl_ms;
 }

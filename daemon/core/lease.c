@@ -499,6 +499,8 @@ struct begin_plan {
 	uint32_t reuse;   /* pages */
 	uint32_t words;   /* of the answer's list */
 	uint32_t fresh;   /* pages to announce that no other lease has */
+	bool alone;       /* too short to share */
+	bool miss;        /* nothing is reused, whatever is cached */
 	struct kvt_walk walk;
 	struct kvt_need need;
 };
@@ -587,16 +589,22 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	error = too_large ? 0 : kvt_lease_quota(core, op);
 	if (error)
 		return error;
-	plan->whole = core->config.disabled ? 0 : plan->n_keys / core->ps;
-	error = kvt_walk_entry(core, op, sqe->n_keys / core->ps, &plan->walk);
+	plan->alone = plan->n_keys < (uint32_t)sqe->priority;
+	plan->whole = core->config.disabled || plan->alone ? 0 : plan->n_keys / core->ps;
+	error = kvt_walk_entry(core, op, plan->alone ? 0 : sqe->n_keys / core->ps, &plan->walk);
 	if (error)
 		return error;
+	if (plan->alone)
+		plan->walk = (struct kvt_walk){ 0 };
 	plan->matched = plan->walk.matched;
-	plan->reuse = flags & KVT_F_FORCE_MISS ? 0 : plan->matched;
+	plan->reuse = plan->matched;
 	if (plan->reuse * core->ps == plan->n_keys && plan->reuse > 0 && !(flags & KVT_F_FULL))
 		plan->reuse--;
 	if (core->n_sides > 0)
 		plan->reuse = kvt_walk_usable(core, plan->walk.match_node, plan->reuse);
+	plan->miss = flags & KVT_F_FORCE_MISS || kvt_walk_too_short(core, sqe, plan->reuse);
+	if (plan->miss)
+		plan->reuse = 0;
 	plan->given = flags & KVT_F_NO_PAGES ? 0 : plan->table - plan->reuse;
 	plan->words = plan->reuse + plan->given;
 	if (core->n_sides > 0)
@@ -699,7 +707,8 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	kvt_path_touch(core, node);
 	id = kvt_lease_make(core, op->session, KVT_LEASE_BEGIN, node, plan.whole);
 	lease = &core->leases[id];
-	lease->flags = (uint16_t)((sqe->flags & KVT_F_FORCE_MISS ? KVT_LEASE_FORCE_MISS : 0) |
+	lease->flags = (uint16_t)((plan.miss ? KVT_LEASE_FORCE_MISS : 0) |
+				  (plan.alone ? KVT_LEASE_ALONE : 0) |
 				  (sqe->flags & KVT_F_FULL ? KVT_LEASE_FULL : 0) |
 				  (sqe->flags & KVT_F_NO_PAGES ? KVT_LEASE_BARE : 0));
 	lease->namespace_id = sqe->namespace_id;
@@ -783,7 +792,8 @@ static int plan_growth(struct kvt_core *core, struct kvt_op_context *op, struct 
 	       plan->tail * sizeof(uint32_t));
 	kvt_racy_copy(core->op_keys + plan->tail, op->keys,
 		      plan->n_keys);
-	plan->pages = core->config.disabled ? 0 : (plan->tail + plan->n_keys) / core->ps;
+	if (!core->config.disabled && !(lease->flags & KVT_LEASE_ALONE))
+		plan->pages = (plan->tail + plan->n_keys) / core->ps;
 	if (plan->pages == 0)
 		return 0;
 	if (lease->node == KVT_NONE) {

@@ -176,6 +176,7 @@ enum kvt_lease_flag {
 	KVT_LEASE_LATE = 1u << 4, /* a waiter missed its deadline, or it stalled: no BEGIN waits
 				     for it again */
 	KVT_LEASE_BARE = 1u << 5, /* NO_PAGES, and not extended yet: it computes nothing */
+	KVT_LEASE_ALONE = 1u << 6, /* too short to share: it has no path */
 };
 
 /** A session's lock on a path of the tree, and the private pages of its sequence. The path is named

@@ -490,7 +490,8 @@ static int check_lease(struct kvt_core *core, struct kvt_why *why, uint32_t id)
 {
 	const struct kvt_lease_record *lease = &core->leases[id];
 	const uint32_t flags = KVT_LEASE_COUNTED | KVT_LEASE_FORCE_MISS | KVT_LEASE_ENDING |
-			       KVT_LEASE_FULL | KVT_LEASE_LATE | KVT_LEASE_BARE;
+			       KVT_LEASE_FULL | KVT_LEASE_LATE | KVT_LEASE_BARE |
+			       KVT_LEASE_ALONE;
 	uint32_t state;
 
 	if (lease->kind > KVT_LEASE_BEGIN || lease->flags & ~flags)

@@ -247,6 +247,7 @@ static struct aim find_point(struct kvt_core *core, const struct kvt_op_context 
 		uint32_t id = core->pointed[i], point = core->leases[id].point;
 
 		if (point <= aim.goal || point > most || !worth_waiting(core, point, have) ||
+		    kvt_walk_too_short(core, op->sqe, point) ||
 		    !crosses(core, id, kvt_path_node(core, walk->node, point - 1)) ||
 		    !may_await(core, id, op))
 			continue;
@@ -265,7 +266,8 @@ static struct aim find_aim(struct kvt_core *core, const struct kvt_op_context *o
 	if (op->sqe->flags & KVT_F_FORCE_MISS)
 		return aim;
 	aim.owner = find_owner(core, op, walk, &aim.goal);
-	if (!worth_waiting(core, aim.goal, aim.have))
+	if (!worth_waiting(core, aim.goal, aim.have) ||
+	    kvt_walk_too_short(core, op->sqe, aim.goal))
 		aim = (struct aim){ .have = walk->matched };
 	if (core->n_points == 0)
 		return aim;

@@ -158,6 +158,7 @@ struct begin {
 	uint32_t reuse; /* pages */
 	uint32_t given; /* private pages */
 	uint32_t words; /* of the list */
+	bool alone, miss; /* too short to share; reuses nothing */
 	struct model_walk walk;
 };
 
@@ -186,11 +187,17 @@ static int begin_walk(struct kvt_oracle *o, struct begin *b)
 	uint32_t ps = o->config.page_size;
 
 	TRY(run_walk(o, &b->walk));
-	b->whole = o->config.disabled ? 0 : b->n_keys / ps;
-	b->reuse = sqe->flags & KVT_F_FORCE_MISS ? 0 : b->walk.matched;
+	b->alone = b->n_keys < (uint32_t)sqe->priority;
+	if (b->alone)
+		b->walk = (struct model_walk){ 0 };
+	b->whole = o->config.disabled || b->alone ? 0 : b->n_keys / ps;
+	b->reuse = b->walk.matched;
 	if (b->reuse > 0 && b->reuse * ps == b->n_keys && !(sqe->flags & KVT_F_FULL))
 		b->reuse--;
 	b->reuse = model_usable(o, b->walk.matched_node, b->reuse);
+	b->miss = sqe->flags & KVT_F_FORCE_MISS || wait_too_short(o, b->reuse);
+	if (b->miss)
+		b->reuse = 0;
 	b->given = sqe->flags & KVT_F_NO_PAGES ? 0 : b->table - b->reuse;
 	b->words = b->reuse + b->given + (o->config.n_sides > 0);
 	for (uint32_t kind = 0; kind < o->config.n_sides; kind++)
@@ -323,7 +330,8 @@ int lease_begin(struct kvt_oracle *o)
 		run->cursor = 0;
 	TRY(lease_make(o, MODEL_LEASE_BEGIN, run->cursor, &lease));
 	model_touch(o, run->cursor);
-	lease->force_miss = sqe->flags & KVT_F_FORCE_MISS;
+	lease->force_miss = b.miss;
+	lease->alone = b.alone;
 	lease->known = b.n_keys;
 	lease->done = b.reuse;
 	lease->computed = b.reuse * ps;
@@ -417,7 +425,7 @@ static int commit_announce(struct kvt_oracle *o, struct model_lease *lease)
 	uint64_t most;
 
 	TRY(commit_keys(o, lease, n_keys));
-	if (to == from || o->config.disabled) {
+	if (to == from || o->config.disabled || lease->alone) {
 		run->cursor = lease->node;
 	} else {
 		uint32_t at = lease->node ? lease->node : model_root(o, lease->namespace_id);
@@ -608,7 +616,7 @@ static int commit(struct kvt_oracle *o, struct model_lease *lease, bool list, ui
 	if (o->run.record->sqe.flags & KVT_F_SIDES)
 		TRY(sides_refused(o, lease, computed));
 	TRY(commit_announce(o, lease));
-	if (!o->config.disabled) {
+	if (!o->config.disabled && !lease->alone) {
 		TRY(commit_seal(o, lease, computed));
 		if ((uint64_t)lease->done * o->config.page_size > next)
 			next = lease->done * o->config.page_size;

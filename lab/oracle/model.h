@@ -88,6 +88,7 @@ struct model_lease {
 	uint32_t node; /* deepest locked node or 0 */
 	bool counted, force_miss, ending, late;
 	bool bare; /* NO_PAGES, and without a page so far: it computes nothing */
+	bool alone; /* too short to share */
 	uint32_t point; /* pages in front of a declared point, not reached yet; 0: none */
 	uint64_t sealed_ns; /* its BEGIN or last seal */
 	uint64_t gap_us;    /* the longest between two of these */
@@ -376,6 +377,8 @@ int wait_check_order(struct kvt_oracle *o);
 int wait_defer(struct kvt_oracle *o);
 /** Decide after a BEGIN's walk, under WAIT or NO_WAIT, if it must wait or may run. */
 int wait_begin(struct kvt_oracle *o, const struct model_walk *walk);
+/* True if a BEGIN shall not reuse so few pages: below its minimum, and not all of its prompt. */
+bool wait_too_short(const struct kvt_oracle *o, uint32_t pages);
 /** Follow the second completion of a BEGIN with NO_WAIT. */
 int wait_notice(struct kvt_oracle *o);
 int wait_cancel(struct kvt_oracle *o);

@@ -476,7 +476,7 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	    (!rule->arg && sqe->arg) ||
 	    (!rule->handle && !rule->lease && (sqe->node || sqe->generation)) ||
 	    (!rule->handle && sqe->positions) ||
-	    (!rule->weight && sqe->priority) ||
+	    (!rule->weight && sqe->priority && (sqe->op != KVT_OP_BEGIN || sqe->priority < 0)) ||
 	    (!rule->weight && !rule->deadline && sqe->ttl_ms) ||
 	    (!rule->fence && !point_ok(o, sqe) && sqe->fence_value) ||
 	    (!rule->fence && sqe->fence_slot && sqe->fence_slot != KVT_FENCE_IDLE))

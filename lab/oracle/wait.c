@@ -104,6 +104,16 @@ static bool worth_waiting(const struct kvt_oracle *o, uint32_t goal, uint32_t ma
 					 o->config.coalesce_threshold;
 }
 
+bool wait_too_short(const struct kvt_oracle *o, uint32_t pages)
+{
+	const struct kvt_sqe *sqe = &o->run.record->sqe;
+	uint64_t keys = (uint64_t)sqe->positions + sqe->n_keys;
+	uint64_t has = (uint64_t)pages * o->config.page_size;
+	uint64_t next = has + o->config.page_size + !(sqe->flags & KVT_F_FULL);
+
+	return has < (uint64_t)sqe->priority && next <= keys;
+}
+
 /* Return the page up to which the announced part of the walk is being computed; 0: not worth a
  * wait. */
 static uint32_t wait_goal(const struct kvt_oracle *o, const struct model_walk *walk)
@@ -116,7 +126,7 @@ static uint32_t wait_goal(const struct kvt_oracle *o, const struct model_walk *w
 		goal = o->nodes[node]->start;
 		node = o->nodes[node]->parent;
 	}
-	return worth_waiting(o, goal, walk->matched) ? goal : 0;
+	return worth_waiting(o, goal, walk->matched) && !wait_too_short(o, goal) ? goal : 0;
 }
 
 /* Count the leading pages of the walk that the BEGIN would use if they were there. */
@@ -166,6 +176,7 @@ static struct aim wait_aim(const struct kvt_oracle *o, const struct model_walk *
 		uint32_t point = o->leases[i].point;
 
 		if (point > aim.goal && worth_waiting(o, point, have) &&
+		    !wait_too_short(o, point) &&
 		    makes_point(o, walk, i, point))
 			aim = (struct aim){ point, have, true };
 	}

@@ -230,6 +230,7 @@ static void do_call(struct child *child, const struct kvt_script_command *comman
 		.fence = command->fence, .priority = command->priority,
 		.ttl_ms = command->ttl_ms, .user_data = command->user_data,
 		.root_key = command->root_key, .point = command->point,
+		.min_positions = command->min_positions,
 	};
 	int rc = 0;
 

@@ -507,6 +507,7 @@ static void do_call(struct kvt_script *script, struct kvt_script_session *sessio
 		.namespace_id = (uint32_t)line->number[KVT_PARAMETER_NS],
 		.root_key = line->number[KVT_PARAMETER_ROOT],
 		.point = (uint32_t)line->number[KVT_PARAMETER_POINT],
+		.min_positions = (uint32_t)line->number[KVT_PARAMETER_MIN],
 		.ttl_ms = (uint32_t)line->number[line->verb == KVT_VERB_BEGIN ?
 							 KVT_PARAMETER_DEADLINE :
 							 KVT_PARAMETER_TTL],

@@ -48,7 +48,7 @@
 	X(INSERT, "insert", KVT_OP_INSERT,                                                       \
 	  P_NS | P_ROOT | P_KEYS | P_PAGES | P_HANDLE | P_FENCE | P_PRIORITY | P_TTL, 0, 1)      \
 	X(BEGIN, "begin", KVT_OP_BEGIN,                                                          \
-	  P_NS | P_ROOT | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE | P_POINT, 0, 1)              \
+	  P_NS | P_ROOT | P_KEYS | P_HANDLE | P_EXTRA | P_DEADLINE | P_POINT | P_MIN, 0, 1)      \
 	X(COMMIT, "commit", KVT_OP_COMMIT,                                                       \
 	  P_LEASE | P_COMPUTED | P_KEYS | P_FENCE | P_SIDES | P_PAGES,                           \
 	  P_LEASE | P_COMPUTED, 1)                                                               \
@@ -89,7 +89,8 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 	X(KEYS_COUNT, "keys_count", "a number of keys")                                          \
 	X(LIST_COUNT, "list_count", "a number of list words")                                  \
 	X(DEADLINE, "deadline_ms", "a number of milliseconds")                                 \
-	X(POINT, "point", "a number of positions, or junction")
+	X(POINT, "point", "a number of positions, or junction")                                \
+	X(MIN, "min", "a number of positions")
 
 #define KVT_SCRIPT_PARAMETER_ENUM(e, n, a) KVT_PARAMETER_##e,
 enum kvt_script_parameter { KVT_SCRIPT_PARAMETERS(KVT_SCRIPT_PARAMETER_ENUM) KVT_PARAMETER_COUNT };
@@ -164,7 +165,7 @@ struct kvt_script_command {
 	uint32_t namespace_id; /* with ns_number */
 	uint32_t ns_number;
 	uint32_t ttl_ms;
-	uint32_t point;
+	uint32_t point, min_positions;
 	int32_t priority;
 	uint32_t keys_count, list_count;
 	struct kvt_handle handle;

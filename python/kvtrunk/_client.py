@@ -180,7 +180,8 @@ class Request:
     """COMMIT with KEEP and NO_LIST: (index in the page table, kind, page). Page 0 drops what is there,
     page SIDE_LET lets it go."""
     point: int = 0
-    """BEGIN: see Namespace.begin()."""
+    min_positions: int = 0
+    """BEGIN: these two as in Namespace.begin()."""
 
 
 class Result(NamedTuple):
@@ -257,7 +258,8 @@ class Namespace(Owner):
         request.n_keys, request.keys = n, keys
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-              force_miss: bool = False, own_stream: bool = False, point: int = 0) -> Sequence:
+              force_miss: bool = False, own_stream: bool = False, point: int = 0,
+              min_positions: int = 0) -> Sequence:
         """Begin a sequence: match the prompt, lock the match, announce the rest, and get a page
         table for len(tokens) + extra positions. All or nothing.
 
@@ -265,7 +267,8 @@ class Namespace(Owner):
         full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
         Client.alloc(). point: where pages have sides, the positions behind which the commit that
         reaches them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is
-        cached or announced: others that could continue there wait for it.
+        cached or announced: others that could continue there wait for it. min_positions: with fewer
+        tokens the sequence reuses and publishes nothing, and a shorter match is not reused.
         Waits up to begin_wait for what other processes compute of the same prompt.
         Raises NoSpace, QuotaExceeded, ConnectionLost, Timeout.
         """
@@ -276,10 +279,11 @@ class Namespace(Owner):
         got = Got(client)
         with client._lock:
             handle = client._open() if client._slow else client._handle
-            if self._root_key or point:
+            if self._root_key or point or min_positions:
                 request = self._request(lib.KVT_OP_BEGIN, keys, n, flags)
                 request.arg = count_of(extra, "extra")
                 request.point = count_of(point, "point")
+                request.min_positions = count_of(min_positions, "min_positions")
                 rc = lib.kvtpy_start(handle, request, got.native)
             else:
                 rc = _begin(handle, self._id, keys, n, count_of(extra, "extra"), flags, got.native)
@@ -289,7 +293,7 @@ class Namespace(Owner):
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
                           force_miss: bool = False, own_stream: bool = False,
-                          point: int = 0) -> AsyncSequence:
+                          point: int = 0, min_positions: int = 0) -> AsyncSequence:
         """begin() in an event loop. Thousands may wait at a time. What a cancelled call got, or will
         get, is given back, whether or not a loop runs then.
 
@@ -305,9 +309,11 @@ class Namespace(Owner):
                    (_OWN_STREAM if own_stream else 0))
         request.arg = count_of(extra, "extra")
         request.point = count_of(point, "point")
+        request.min_positions = count_of(min_positions, "min_positions")
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
         if wait_ms > 0:
-            if not force_miss and (asked := client._ask_store(request)):
+            if (not force_miss and n >= min_positions and
+                    (asked := client._ask_store(request))):
                 call.own_keys()
                 wait_ms = min(wait_ms, await client._store_wait(asked) or wait_ms)
             request.flags |= lib.KVT_F_WAIT
@@ -1128,7 +1134,7 @@ def _native_request(request: Request) -> tuple[Any, Any]:
         native.lease.index, native.lease.generation = request.lease
     native.fence.slot, native.fence.value = fence_of(request.fence)
     native.priority, native.ttl_ms = request.priority, int(request.ttl * 1000)
-    native.point = request.point
+    native.point, native.min_positions = request.point, request.min_positions
     places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in request.sides]
     if places:
         sides = ffi.new("struct kvt_side[]", places)

@@ -296,9 +296,10 @@ class Proof:
     def _start(self, what: str, command: list[str], socket: str = "") -> Server:
         self._n_started += 1
         own = self._plan.variables[self._n_started > 2]
-        # Without checks: the first reuse computes a page less.
+        # Without checks: the first reuse computes a page less. The prompts are short.
         environment = {**dict(variable.split("=", 1) for variable in own), "TMPDIR": str(self._scratch),
-                       "KVTRUNK_CHECK_EVERY": "0", "KVTRUNK_SOCKET": socket,
+                       "KVTRUNK_CHECK_EVERY": "0", "KVTRUNK_MIN_POSITIONS": "0",
+                       "KVTRUNK_SOCKET": socket,
                        _proofs.PROVING: str(self._scratch / "made")}
         with self._steps(f"start {what}"):
             with self._signals.deferred():

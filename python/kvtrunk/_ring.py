@@ -321,15 +321,16 @@ class Ring(Owner):
 
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
               wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0,
-              patience_s: float = 0.0) -> Begun:
+              min_positions: int = 0, patience_s: float = 0.0) -> Begun:
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
         back for what others compute of it; 0: not at all. full: reuse up to the last key. point:
-        where a commit will attach side pages, see Namespace.begin(). patience_s: without an answer
-        for so long it is held back, too; then begun() has what became of it. 0: wait.
+        where a commit will attach side pages. min_positions: see Namespace.begin(). patience_s:
+        without an answer for so long it is held back, too; then begun() has what became of it.
+        0: wait.
         ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
-        request.point = point
+        request.point, request.min_positions = point, min_positions
         request.flags = _OWN_STREAM | _FULL if full else _OWN_STREAM
         if force_miss:
             request.flags |= lib.KVT_F_FORCE_MISS
@@ -340,7 +341,8 @@ class Ring(Owner):
         code, pages = self._call(int(patience_s * 1e9))
         if code in _NO_SPACE and self._give_back():
             return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms,
-                              root_key=root_key, full=full, point=point, patience_s=patience_s)
+                              root_key=root_key, full=full, point=point,
+                              min_positions=min_positions, patience_s=patience_s)
         if code:
             self._say_limit(code)
             return Begun(None, [], 0, ticket if code in (-errno.EAGAIN, _LATE) else 0)
@@ -405,8 +407,8 @@ class Ring(Owner):
                chunked: bool, sides: Sequence[tuple[int, int, int]] = ()) -> int:
         """Publish [0, computed) at the fence. keys: those that the daemon does not have. sides: a
         page of pages() for each (index in the page table, kind), page 0 to drop what is there, or
-        page SIDE_LET to let it go; not_taken() has those that the daemon did not take. Returns a ticket for reap(), 0: there
-        was no room, nothing happened."""
+        page SIDE_LET to let it go; not_taken() has those that the daemon did not take. Returns a
+        ticket for reap(), 0: there was no room, nothing happened."""
         flags = _CHUNKED | _OWN_TABLE if chunked else _OWN_TABLE
         ticket = self._commit(lease, computed, keys, fence, flags)
         places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in sides]

@@ -4,11 +4,12 @@ has a daemon of its own, and one name serves data-parallel ranks and replicas al
 from __future__ import annotations
 
 import os
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 FIELD = "{device}"
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 WAIT_VARIABLE = "KVTRUNK_FETCH_WAIT_MS"
+MIN_VARIABLE = "KVTRUNK_MIN_POSITIONS"
 
 
 def socket_of(path: Optional[str], device: Optional[int],
@@ -51,6 +52,17 @@ def _number(what: str, device: int, visible: Optional[Sequence[object]]) -> int:
         raise ValueError(f"{what}, and {VARIABLE} names the device {word!r}, which is no number: "
                          f"give numbers there, or the socket's name without {FIELD}")
     return int(word)
+
+
+def min_positions(option: Any = None) -> int:
+    """The fewest positions worth sharing, from the engine's option, else from
+    $KVTRUNK_MIN_POSITIONS, else 0. ValueError: it is no such number; a sentence with the cure."""
+    where, given = ("min_positions", option) if option is not None else (
+        MIN_VARIABLE, os.environ.get(MIN_VARIABLE) or 0)
+    if not str(given).isdecimal() or int(given) >= 1 << 31:
+        raise ValueError(f"{where} is {given!r}: set it to a number of tokens, as 1024, or to 0 to "
+                         "share prompts of any length")
+    return int(given)
 
 
 def fetch_wait() -> Optional[float]:

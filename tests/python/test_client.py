@@ -32,6 +32,26 @@ def leases(client):
     return client.stats().live_leases
 
 
+def test_below_a_minimum_nothing_is_published_or_reused(client, ns):
+    tokens = list(range(49))
+
+    def reused(n, min_positions):
+        with ns.begin(tokens[:n], min_positions=min_positions) as seq:
+            seq.commit(n)
+            return seq.reusable
+
+    async def reused_async(n, min_positions):
+        async with await ns.begin_async(tokens[:n], min_positions=min_positions) as seq:
+            return seq.reusable
+
+    assert reused(48, 49) == 0 and ns.match(tokens).positions == 0
+    assert reused(49, 49) == 0 and ns.match(tokens).positions == 48
+    assert reused(48, 49) == asyncio.run(reused_async(48, 49)) == 0
+    assert reused(49, 49) == asyncio.run(reused_async(49, 49)) == 48
+    tokens[20] = 99  # 16 of them match
+    assert reused(49, 17) == 0 and reused(49, 16) == 48
+
+
 def test_a_sequence_lives_from_begin_to_end(client, ns):
     tokens = list(range(100))
     with ns.begin(tokens, extra=20) as seq:

@@ -553,3 +553,17 @@ def test_a_session_without_an_answer_for_long_is_lost(stopped, caplog):
     a.leases.is_held_back("two")
     assert a.leases.lost and "the daemon is gone: " in caplog.text
     assert a.begin("three", 50, seed=3) is None
+
+
+def test_prompts_below_the_minimum_are_neither_read_nor_published(monkeypatch, engines):
+    a, b = engines
+    a.leases._min_positions = b.leases._min_positions = 4 * PAGE + 1
+    lease = a.begin("a", 4 * PAGE)
+    assert not lease.shared
+    a.leases.end(lease)
+    lease = a.begin("a", 4 * PAGE + 1)
+    assert lease.shared and lease.positions == 0
+    a.leases.commit(lease, 4 * PAGE + 1, NONE, last=True)
+    a.leases.end(lease)
+    assert b.begin("b", 4 * PAGE).positions == 0
+    assert b.begin("c", 4 * PAGE + 1).positions == 4 * PAGE

@@ -2,7 +2,7 @@
 """Sockets that name a device: kvtrunk._socket."""
 import pytest
 
-from kvtrunk._socket import fetch_wait, socket_of
+from kvtrunk._socket import fetch_wait, min_positions, socket_of
 
 EACH = "/run/kvtrunk/gpu{device}.sock"
 
@@ -76,3 +76,18 @@ def test_the_wait_for_a_store_is_a_number_of_milliseconds(monkeypatch):
         monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", wrong)
         with pytest.raises(ValueError, match="set it to milliseconds"):
             fetch_wait()
+
+
+@pytest.mark.parametrize("option, variable, least", [
+    (None, None, 0), (None, "", 0), (None, "1024", 1024), (16, "1024", 16), ("0", "1024", 0)])
+def test_the_minimum_is_the_option_or_the_variable(monkeypatch, option, variable, least):
+    monkeypatch.delenv("KVTRUNK_MIN_POSITIONS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("KVTRUNK_MIN_POSITIONS", variable)
+    assert min_positions(option) == least
+
+
+@pytest.mark.parametrize("option", [-1, "many", 1 << 31, 2.5])
+def test_no_number_of_tokens_is_refused(option):
+    with pytest.raises(ValueError, match="min_positions is .*: set it to a number of tokens"):
+        min_positions(option)

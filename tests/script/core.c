@@ -275,7 +275,7 @@ static void do_call(struct inside_session *s, const struct kvt_script_command *c
 		.handle = command->handle, .lease = command->lease, .fence = command->fence,
 		.priority = command->priority, .ttl_ms = command->ttl_ms,
 		.user_data = command->user_data, .root_key = command->root_key,
-		.point = command->point,
+		.point = command->point, .min_positions = command->min_positions,
 	};
 	const struct kvt_error *error = kvt_client_error(s->client);
 	struct kvt_result refusal = { .user_data = command->user_data, .op = command->op };

@@ -34,6 +34,7 @@ from .._check import Checks, check_every
 from .._ring import WAIT_MS, Begun, Ring
 from .._say import Say
 from .._seq import Fence
+from .._socket import min_positions
 from .._stall import LOST_S, Stall, Stalled
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Leases:
         self._full: Optional[Reading] = None
         """What the pool had before that, as rank 0 saw it."""
         self._check_every = check_every()
+        self._min_positions = min_positions()
         self._begin_checks()
 
     def continue_with(self, client: Client) -> None:
@@ -233,6 +235,8 @@ class Leases:
     def fetch(self, request: str, namespace: Namespace, keys: Any) -> None:
         """Have a store load what the pool lacks of a prompt. If there is one, the request is held back
         until the answer has come: only then begin() finds announced what is loaded."""
+        if len(keys) + 1 < self._min_positions:
+            return
         ticket = self.see(self._try, self._fetch, namespace, keys)
         if ticket:
             self._waiting[request] = ticket
@@ -253,11 +257,14 @@ class Leases:
         self.no_room = False
         if self.lost:
             return None
+        if positions < self._min_positions:
+            keys = _EMPTY
         wait_ms = self._wait_ms.get(request, WAIT_MS) if len(keys) else 0
         for more in (max(DECODE_POSITIONS, ahead), ahead):
             answer = self.see(self._try, self._begin, self._answered.pop(request, 0), namespace, keys,
                               positions - len(keys) + more, force_miss=not reuse, wait_ms=wait_ms,
-                              full=0 < len(keys) < positions, patience_s=PATIENCE_S)
+                              full=0 < len(keys) < positions, patience_s=PATIENCE_S,
+                              min_positions=min(self._min_positions, len(keys)))
             if answer is None:
                 return None
             begun = Begun(*answer)

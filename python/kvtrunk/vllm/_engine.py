@@ -27,7 +27,7 @@ from .._name import Name
 from .._ring import Ring, Spaces
 from .._say import Say
 from .._seq import Fence
-from .._socket import fetch_wait, socket_of
+from .._socket import fetch_wait, min_positions, socket_of
 from .._stall import LOST_S, Stall
 from . import _drafts
 from ._events import Events, events_of
@@ -44,7 +44,7 @@ DAEMON_S = 120.0
 """How long an engine waits for a daemon after it lost one, before it ends, unless on_loss is wait."""
 PATIENCE_S = 0.1
 """How long a step waits for a request's admission: steps of others need none."""
-OPTIONS = ("check_every", "on_loss", "socket", "store")
+OPTIONS = ("check_every", "min_positions", "on_loss", "socket", "store")
 """Names in kv_connector_extra_config."""
 _HANDSHAKE_S = 2.0
 """How long one try to connect again may take."""
@@ -108,6 +108,8 @@ class Engine:
         try:
             self._check_every = check_every(transfer.kv_connector_extra_config.get("check_every"))
             self._fetch_wait = fetch_wait()
+            self.min_positions = min_positions(
+                transfer.kv_connector_extra_config.get("min_positions"))
         except ValueError as error:
             refuse(str(error))
         self.say = Say(logger.warning)

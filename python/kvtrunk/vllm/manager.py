@@ -200,7 +200,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state.keys is None or not state.keys.still():
             state.keys = Keys(state.request, self.page_size, self._behind)
             state.prompt = None
-        return self.engine.namespace(state.request) if state.keys.name_kv else None
+        if state.request.num_tokens < self.engine.min_positions or not state.keys.name_kv:
+            return None
+        return self.engine.namespace(state.request)
 
     def _prompt(self, state: State) -> array[int]:
         """Keys of all its tokens."""
@@ -233,6 +235,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 namespace, self._prompt(state), extra + behind, force_miss=miss,
                 wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0,
                 patience_s=PATIENCE_S,
+                min_positions=min(self.engine.min_positions, known - behind),
                 point=JUNCTION if self.sides is not None and not miss else 0)
         if begun.lease is None:
             state.ticket = begun.ticket

@@ -412,6 +412,20 @@ def test_a_request_lets_go_of_a_point_that_it_has_left_behind(folder, monkeypatc
         assert reused(engine, tokens) == 3 * kind.page  # what was let go stays cached
 
 
+def test_prompts_below_the_minimum_are_neither_read_nor_published(folder, monkeypatch):
+    kind = KINDS["window"]
+    monkeypatch.setenv("KVTRUNK_MIN_POSITIONS", str(4 * kind.page + 1))
+    with life_of_one(folder, monkeypatch, kind) as (daemon, engine):
+        tokens = tokens_of(kind, 4)
+        assert reused(engine, tokens[:-1]) == 0
+        assert daemon.connect(any_geometry=True).stats().cached_pages == 0
+        assert reused(engine, tokens) == 0
+        assert reused(engine, tokens[:-1]) == 0
+        assert reused(engine, tokens) == 4 * kind.page
+        other = [*tokens[:3 * kind.page], 2, *tokens]
+        assert reused(engine, other) == 0  # its match is shorter
+
+
 def test_salts_and_adapters_share_no_side_pages(folder, monkeypatch):
     from vllm.lora.request import LoRARequest
 
