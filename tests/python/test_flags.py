@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from kvtrunk import _flags, _prove
+from kvtrunk import _prove
+from kvtrunk.engine import _flags
 from kvtrunk.testing import program as program_of
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,

@@ -10,9 +10,9 @@ import re
 import shlex
 import shutil
 import sys
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-from .. import _flags
+from . import _flags
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 _PLAIN = re.compile(r"[A-Za-z0-9_@:,./=+-]+")
@@ -65,6 +65,16 @@ def lines(start: Start, arguments: argparse.Namespace) -> list[str]:
     if arguments.conf:
         return _files(start, arguments.conf)
     return _in_order(start) if arguments.engines else _one(start)
+
+
+def show(make: Callable[[], Start], arguments: argparse.Namespace) -> int:
+    """Print what to start, or why nothing: what flags does. Returns the exit status."""
+    try:
+        print("\n".join(lines(make(), arguments)))
+    except (ValueError, OSError) as error:
+        print(f"flags: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _daemons(start: Start) -> list[str]:

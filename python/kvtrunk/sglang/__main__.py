@@ -13,10 +13,10 @@ import pathlib
 import sys
 from typing import Any, Optional, Sequence
 
-from .. import Geometry, __version__, _doctor, _flags, _prove
+from .. import __version__, _doctor, _prove
 from .._texts import Size
 from .._weights import model_folder
-from ..engine import _commands, _replaced
+from ..engine import _commands, _flags, _replaced
 from . import HOOKS, NAME, _drafts, compat
 
 
@@ -30,17 +30,10 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     shape["n_layers"] += _draft_layers(folder, shape, ranks, *drafts)
     if shape["kv_layout"] != "latent":
         shape["kv_layout"] = "nhd"
-    geometry = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"],
-                        shape["kv_type"], shape["kv_layout"], "layer")
-    n_pages = pool // geometry.page_bytes(page_size)
-    if n_pages < 2:
-        raise ValueError(f"a pool of {pool} bytes has no room for a page of "
-                         f"{geometry.page_bytes(page_size)} bytes: give a larger --pool")
+    n_pages = pool // _flags.page_bytes(shape, pool, "--pool")
     on_cpu = device == "cpu"
-    options = _flags.options(shape)
-    options = [*_flags.CPU_DAEMON, *options] if on_cpu else _flags.on_device(options, ranks)
-    daemon = ["kvtrunkd", *_flags.daemon(), *options, "--kv-order=layer",
-              f"--n-pages={n_pages}", "--max-private-pages=0"]
+    daemon = _flags.daemon_command(shape, ranks, on_cpu, f"--n-pages={n_pages}",
+                                   "--max-private-pages=0")
     types = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     engine = ["python", "-m", "sglang.launch_server", "--model-path", model,
               "--radix-cache-backend", NAME, "--page-size", str(page_size),
@@ -99,34 +92,27 @@ def _draft_layers(folder: pathlib.Path, shape: dict[str, Any], ranks: int, algor
     return int(n)
 
 
-def flags(arguments: argparse.Namespace) -> int:
-    """Print what to start."""
+def _start(arguments: argparse.Namespace) -> _commands.Start:
+    """What flags prints. ValueError, OSError: as commands()."""
     ranks, pool = arguments.tp_size, arguments.pool or 8 << 30
     on_cpu, replicas = arguments.device == "cpu", arguments.dp_size
-    try:
-        if on_cpu:
-            why = _flags.CPU_DAEMON_WHY
-        else:
-            division = _flags.divide(arguments, model_folder(arguments.model), ranks,
-                                     arguments.pool)
-            pool, why = division.pool, division.why
-        made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
-                        arguments.device, replicas, _drafts_of(arguments))
-        daemon, engine = made.daemon, made.engine
-        if arguments.radix_eviction_policy:
-            daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
-            engine = [*engine, "--radix-eviction-policy", arguments.radix_eviction_policy]
-        variables, notes = _each(made.variables, arguments), []
-        if on_cpu and not arguments.engines:
-            notes.append(f"of two, the second has other CPUs: {variables[1][-1]}")
-        start = _commands.Start(
-            "sglang", _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks), [why], variables,
-            engine, notes, 30000, arguments.mps)
-        print("\n".join(_commands.lines(start, arguments)))
-    except (ValueError, OSError) as error:
-        print(f"flags: {error}", file=sys.stderr)
-        return 1
-    return 0
+    if on_cpu:
+        why = _flags.CPU_DAEMON_WHY
+    else:
+        division = _flags.divide(arguments, model_folder(arguments.model), ranks, arguments.pool)
+        pool, why = division.pool, division.why
+    made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
+                    arguments.device, replicas, _drafts_of(arguments))
+    daemon, engine = made.daemon, made.engine
+    if arguments.radix_eviction_policy:
+        daemon = [*daemon, f"--policy={arguments.radix_eviction_policy}"]
+        engine = [*engine, "--radix-eviction-policy", arguments.radix_eviction_policy]
+    variables, notes = _each(made.variables, arguments), []
+    if on_cpu and not arguments.engines:
+        notes.append(f"of two, the second has other CPUs: {variables[1][-1]}")
+    return _commands.Start(
+        "sglang", _flags.of_replicas(daemon, 1 if on_cpu else replicas, ranks), [why], variables,
+        engine, notes, 30000, arguments.mps)
 
 
 def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
@@ -217,7 +203,7 @@ def main() -> int:
     three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
                              "pages, and change nothing else")
     for each in (one, three):
-        each.add_argument("model", help="a folder, or a model of the Hugging Face hub that is here")
+        _flags.add_model(each, _flags.device())
         each.add_argument("--page-size", type=int, default=16)
         each.add_argument("--tp-size", type=int, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
@@ -227,7 +213,6 @@ def main() -> int:
                           help="as SGLang's: what drafts tokens (nothing)")
         each.add_argument("--speculative-draft-model-path", metavar="MODEL",
                           help="as SGLang's: the layers that draft (the model's own)")
-        each.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
     one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
                      "(8G; on a device what the engines leave)")
     one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
@@ -243,7 +228,7 @@ def main() -> int:
     words, options = _prove.split(sys.argv[1:])
     arguments = parser.parse_args(words, argparse.Namespace(options=options))
     if arguments.command == "flags":
-        return flags(arguments)
+        return _commands.show(lambda: _start(arguments), arguments)
     if arguments.command == "prove":
         return prove(arguments)
     return doctor(arguments.socket, arguments.device)

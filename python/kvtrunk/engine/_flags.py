@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags commands of all engines have in common: what this machine has, and how the
-memory of a device is divided."""
+"""What the flags commands of all engines have in common: the daemon's command, what this machine has,
+and how the memory of a device is divided."""
 from __future__ import annotations
 
 import argparse
@@ -12,9 +12,10 @@ import pathlib
 import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
-from ._size import size as size  # of the commands of engines
-from ._weights import WEIGHTS, weight_files
-from .testing import program
+from .._geometry import Geometry
+from .._size import size as size  # of the commands of engines
+from .._weights import WEIGHTS, weight_files
+from ..testing import program
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
 CPU_DAEMON = ["--coalesce-patience-ms=30000"]
@@ -67,6 +68,24 @@ def options(found: Mapping[str, Any]) -> list[str]:
     """The daemon's options for what geometry() found, or a plan with sides."""
     return [f"--{name.replace('_', '-')}={found[name]}" for name, default in _SHAPE.items()
             if found.get(name, default) != default]
+
+
+def page_bytes(shape: Mapping[str, Any], pool: int, option: str) -> int:
+    """Of a page of all layers, in one rank. ValueError: a pool of so many bytes, which `option` gives,
+    has no room for one beside page 0."""
+    found = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"], shape["kv_type"],
+                     shape["kv_layout"], "layer").page_bytes(shape["page_size"])
+    if pool < 2 * found:
+        raise ValueError(f"a pool of {pool} bytes has no room for a page of {found} bytes beside the "
+                         f"first: give a larger {option}")
+    return found
+
+
+def daemon_command(shape: Mapping[str, Any], n_ranks: int, on_cpu: bool, *sizes: str) -> list[str]:
+    """A daemon for engines of a model. sizes: options of the pool's size."""
+    wanted = [*options(shape), "--kv-order=layer"]
+    wanted = [*CPU_DAEMON, *wanted] if on_cpu else on_device(wanted, n_ranks)
+    return ["kvtrunkd", *daemon(), *wanted, *sizes]
 
 
 def device() -> str:
@@ -132,6 +151,13 @@ def cpu_shares(n_engines: int, n_ranks: int) -> list[list[str]]:
              if share[-1] - share[0] + 1 == len(share) else ",".join(map(str, share))
              for share in shares]
     return [words[i * n_ranks:(i + 1) * n_ranks] for i in range(n_engines)]
+
+
+def add_model(parser: argparse.ArgumentParser, device: str) -> None:
+    """The model, and where engines of it run. device: the default."""
+    parser.add_argument("model",
+                        help="a folder, or a name on the Hugging Face hub that is downloaded")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
