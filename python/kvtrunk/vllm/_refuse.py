@@ -9,6 +9,9 @@ from ._drafts import METHODS, in_pages
 NAME = "KvtrunkConnector"
 KEEP_CHUNKS = ("layers with chunks drop positions that the pages must keep: set "
                "--disable-hybrid-kv-cache-manager, in all engines of this model")
+ALONE = ("a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
+         "in --kv-transfer-config, without MultiConnector, and remove --kv-offloading-size. To keep in "
+         "host memory what the pool evicts, start kvtstored beside the daemon")
 _OTHER_STATES = ("mamba_dt_rank", "conv_L_cache", "linear_attn_config", "attn_type_list")
 """Fields of models with states of Mamba-1, convolutions, KDA, and linear attention."""
 DRAFTS = ("ngram", "suffix", *METHODS)
@@ -95,10 +98,7 @@ MODELS: tuple[Rule, ...] = (
 """What is wrong with the model. They come first: vLLM sets some options by itself for such models."""
 
 OPTIONS: tuple[Rule, ...] = (
-    (_other_connector,
-     "a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
-     "in --kv-transfer-config, and remove --kv-offloading-size. To keep in host memory what the pool "
-     "evicts, start kvtstored beside the daemon"),
+    (_other_connector, ALONE),
     (lambda c: c.kv_transfer_config.kv_role != "kv_both",
      'prefill and decode need no transfer here: set "kv_role":"kv_both" in --kv-transfer-config, in '
      "all engines"),

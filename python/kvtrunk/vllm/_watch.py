@@ -20,7 +20,7 @@ from .._name import Name
 from .._weights import Weights, model_folder, tensor_shapes
 from ._drafts import identity, in_pages, model_of
 from ._loading import unknown
-from ._refuse import NAME
+from ._refuse import ALONE, NAME, refuse
 from .compat import ADAPTERS, HARMLESS
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -40,7 +40,9 @@ def install() -> None:
     @functools.wraps(original)
     def make(executor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         transfer = vllm_config.kv_transfer_config
-        if transfer is not None and transfer.kv_connector == NAME:
+        if transfer is not None and transfer.has_connector(NAME):
+            if transfer.kv_connector != NAME:
+                refuse(ALONE)
             _watches[transfer.engine_id] = Watch(executor, vllm_config)
         original(executor, vllm_config, *args, **kwargs)
 

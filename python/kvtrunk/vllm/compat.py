@@ -135,8 +135,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/device.py": {"DeviceConfig": ("device_type",)},
     "config/kv_events.py": {"KVEventsConfig": ("enable_kv_cache_events", "publisher")},
     "config/kv_transfer.py": {"KVTransferConfig": (
-        "engine_id", "kv_connector", "kv_connector_extra_config", "kv_load_failure_policy",
-        "kv_role")},
+        "engine_id", "has_connector", "kv_connector", "kv_connector_extra_config",
+        "kv_load_failure_policy", "kv_role")},
     "config/load.py": {"LoadConfig": (
         "download_dir", "load_format", "model_loader_extra_config")},
     "config/model.py": {"ModelConfig": (

@@ -29,6 +29,7 @@ from kvtrunk.vllm import compat
 from kvtrunk.vllm import __main__ as commands
 from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refuse as rules
+from kvtrunk.vllm import _watch
 from kvtrunk.vllm._engine import Engine as SchedulersEngine
 from kvtrunk.vllm._engine import socket
 
@@ -213,6 +214,20 @@ def test_refused(config, path, value, says):
     with pytest.raises(rules.Refused) as refused:
         rules.check_config(changed(config, path, value))
     assert says in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("other", ["ExampleHiddenStatesConnector", "OffloadingConnector"])
+def test_an_engine_with_another_connector_beside_is_refused_when_it_makes_its_executor(config, other):
+    """Also with one that only reads: MultiConnector asks none of them alone."""
+    from vllm.v1.executor.abstract import Executor
+
+    _watch.install()
+    both = {"connectors": [{"kv_connector": name, "kv_role": "kv_both"} for name in (
+        rules.NAME, other)]}
+    made = changed(changed(config, "kv_transfer_config.kv_connector", "MultiConnector"),
+                   "kv_transfer_config.kv_connector_extra_config", both)
+    with pytest.raises(rules.Refused, match="KvtrunkConnector alone .*without MultiConnector"):
+        Executor.__init__(object(), made)
 
 
 @pytest.mark.parametrize("kind,value,says", [
