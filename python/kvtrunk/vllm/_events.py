@@ -7,9 +7,10 @@ own queue for KV events stays empty. Names of blocks are vLLM's own.
 """
 from __future__ import annotations
 
+import collections
 import threading
 import time
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from vllm.distributed.kv_events import (MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored,
                                         EventPublisherFactory, KVEventBatch)
@@ -66,7 +67,9 @@ class Events(threading.Thread):
             self._source = events.Source(socket, chain, pairs=pairs, label=f"{label} events")
         except (PermissionDenied, Unsupported) as error:
             refuse(f"--kv-events-config: {error}")
-        self._pairs = pairs
+        self._chain, self._pairs = chain, pairs
+        self._reports: collections.deque[tuple[_Space, list[int]]] = collections.deque()
+        """What requests reuse and want told again: tokens as in events.Stored."""
         self._say = Say(logger.warning)
         self._end = threading.Event()
         self._publisher: Any = None
@@ -90,6 +93,21 @@ class Events(threading.Thread):
     def forget(self) -> None:
         """Tell no pages of the namespaces so far."""
         self._source.forget()
+
+    def report(self, request: Any, n_positions: int) -> None:
+        """Tell again whole pages that a request has just found, and holds."""
+        self._reports.append((_Space(request.lora_request, request.cache_salt),
+                              list(request._all_token_ids[:n_positions + self._pairs])))
+
+    def _reported(self) -> Iterator[events.Event]:
+        while self._reports:
+            space, tokens = self._reports.popleft()
+            digests: list[bytes] = []
+            for begin in range(0, len(tokens) - self._pairs, self._page_size):
+                digests.append(self._chain(
+                    space, digests[-1] if digests else None,
+                    tokens[begin:begin + self._page_size + self._pairs]))
+            yield events.Stored(space, digests, None, tokens)
 
     def begin(self, page_size: int, group: int, metadata: tuple[str, Optional[int]]) -> None:
         """Start. metadata: vLLM's of the main group."""
@@ -119,6 +137,8 @@ class Events(threading.Thread):
                 self._say(f"KV events wait: {error}")
                 pause = _FAILED_S
                 continue
+            # In front: a page that a request found may have been removed before, and stored again.
+            found = [*self._reported(), *found]
             pause = _PAUSE_LEAST_S if found else min(2 * pause, _PAUSE_MOST_S)
             if not found:
                 continue

@@ -30,6 +30,11 @@ class Keys:
         """False: the request, a stream, has got images since."""
         return len(self._features) == self._n_features
 
+    def n_text(self) -> int:
+        """Positions in front of the first image: their keys are those of tokens alone."""
+        start, _ = self._images[0] if self._images else (len(self._tokens), None)
+        return max(0, start - self._behind)
+
     def root(self) -> int:
         """The root key."""
         return self._of(0, 1)[0] + 1 if self._behind else 0

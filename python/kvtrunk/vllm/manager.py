@@ -170,9 +170,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def arrived(self, request: Any) -> None:
         """vLLM queues a request: let a store load its prompt meanwhile."""
         state = self._state(request)
-        if self.engine.events is not None and request.kv_cache_report_mode != "incremental":
-            self.engine.say(f"kv_cache_report_mode {request.kv_cache_report_mode!r} of a request is "
-                            "not obeyed: KV events tell what changes in the pool, once")
         # Adapters are loaded between steps, at admission.
         if self.engine.is_lost or request.lora_request is not None:
             return
@@ -248,10 +245,21 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state.prompt = None
         state.known = known - self._behind if state.shared else 0
         state.committed = begun.reusable // self.page_size
+        if begun.reusable:
+            self._report(state)
         if self.sides is not None:
             state.point = Point(begun, self.page_size)
         elif state.committed and state.shared:
             self._maybe_check(state)
+
+    def _report(self, state: State) -> None:
+        """Tell again what a request found, if it asks for that and KV events tell of it."""
+        events, request = self.engine.events, state.request
+        if events is None or request.kv_cache_report_mode != "full" or state.keys is None:
+            return
+        pages = min(state.reusable, state.keys.n_text()) // self.page_size
+        if pages:
+            events.report(request, pages * self.page_size)
 
     def _refused(self, state: State) -> None:
         """Count a request that cannot begin for want of room, once."""

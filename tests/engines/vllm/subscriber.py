@@ -16,9 +16,10 @@ def config(path):
 class Subscriber:
     """An index of an engine's blocks. It asks for all messages, so it misses none."""
 
-    def __init__(self, path=None, replay=None, rank=0):
-        """path: of config(), or replay: an endpoint. rank: of data parallelism."""
-        self.rank, self.blocks = rank, {}
+    def __init__(self, path=None, replay=None, rank=0, again=False):
+        """path: of config(), or replay: an endpoint. rank: of data parallelism. again: blocks may be
+        told that it has."""
+        self.rank, self.again, self.blocks = rank, again, {}
         self.next = self.cleared = 0
         self.events = []
         self._decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
@@ -52,7 +53,7 @@ class Subscriber:
             parent, size = event.parent_block_hash, event.block_size
             assert parent is None or parent in self.blocks
             for i, block in enumerate(event.block_hashes):
-                assert block not in self.blocks
+                assert self.again or block not in self.blocks
                 tokens = tuple(event.token_ids[i * size:(i + 1) * size])
                 assert len(tokens) == size
                 self.blocks[block] = parent, tokens, event.extra_keys[i], event.lora_name

@@ -163,17 +163,3 @@ def expect_told(config, told):
     assert lines == ["KV Transfer metrics: kvtrunk refused requests (all_locked)=1"]
     assert REGISTRY.get_sample_value("vllm:kvtrunk_refused_requests_total",
                                      {"engine": "0", "reason": "all_locked"}) == 1
-
-
-def test_reports_that_are_not_made_are_told(engine, monkeypatch):
-    """KV events tell what changes, and not again what a request reuses."""
-    ours, said = engine.theirs.kv_cache_manager.engine, []
-    monkeypatch.setattr(ours, "say", said.append)
-    for events, expected in (None, 0), (object(), 1):
-        monkeypatch.setattr(ours, "events", events)
-        request = engine.request(f"{expected}", prompt(1, PAGE))
-        request.kv_cache_report_mode = "full"
-        engine.theirs.kv_cache_manager.arrived(request)
-        engine.theirs.kv_cache_manager.free(request)
-        assert len(said) == expected
-    monkeypatch.undo()

@@ -227,6 +227,29 @@ def test_blocks_are_told_as_vllm_alone_tells_them(folder, monkeypatch, tmp_path)
     assert singly(told[0]) == singly(told[1]) and len(told[1]) == 3
 
 
+def test_what_a_request_reuses_is_told_again_if_it_asks_for_that(folder, monkeypatch, tmp_path):
+    tokens, told = prompt(1, 3 * PAGE + 5), []
+    with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        for shared in (True, False):
+            path = tmp_path / str(shared)
+            made = Scheduler(folder, shared, pages=PAGES, kv_events_config=subscriber.config(path))
+            reader = Subscriber(path, again=True)
+            for name, mode in enumerate(("full", "incremental", "full")):
+                request = made.request(str(name), tokens[:(3 if name == 2 else 4) * PAGE], 1)
+                request.kv_cache_report_mode = mode
+                run(made.theirs, request)
+                n = [3, 3, 5][name]
+                until(lambda reader=reader, n=n: n == sum(
+                    len(event.block_hashes) for event in reader.follow().events
+                    if event != subscriber.AllBlocksCleared()))
+            told.append(reader.events)
+            reader.close()
+            made.theirs.shutdown()
+    assert told[0].pop(0) == subscriber.AllBlocksCleared()
+    assert singly(told[0]) == singly(told[1]) and len(singly(told[1])) == 5
+
+
 def run(scheduler, request):
     """A request of one token, alone."""
     from vllm.v1.outputs import ModelRunnerOutput
