@@ -15,19 +15,10 @@ from kvtrunk._pages import Pattern
 
 sitecustomize.pool(_pool)  # pytest rewrites assertions of plugins, and so loads kvtrunk by itself
 
-# Behind what is printed, and why. Nothing else.
-BEHIND = [
-    # Triton's interpreter runs this one's kernels. FlashAttention's are compiled.
-    "--attention-backend", "TRITON_ATTN",
-    # It compiles nothing, captures nothing, and calls no compiled operator.
-    "--compilation-config", '{"mode": 0, "cudagraph_mode": "NONE", "custom_ops": ["none"]}',
-    # It takes seconds for a hundred tokens, and the warm-up computes as many as a step may have.
-    "--max-num-batched-tokens", "128", "--max-num-seqs", "4", "--max-model-len", "512",
-    # Answers tell what was cached.
-    "--enable-prompt-tokens-details",
-]
-NEVER = ("--device", "--dtype", "--kv-cache-dtype", "--block-size", "--kv-cache-memory-bytes",
-         "--gpu-memory-utilization", "--kv-transfer-config", "--enforce-eager")
+NEVER = ("--device", "--dtype", "--kv-cache-dtype", "--block-size", "--page-size",
+         "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--mem-fraction-static",
+         "--max-total-tokens", "--kv-transfer-config", "--radix-cache-backend", "--enforce-eager")
+"""What no engine of these tests gets behind what is printed."""
 PATTERN = 12
 """Cached pages of nobody, at the lowest numbers: a warm-up without kvtrunk writes there."""
 
@@ -37,24 +28,23 @@ def folder(tmp_path_factory):
     return model.write(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def printed(folder):
-    """What `flags` prints for two engines: options of the daemon, and words of an engine."""
+def printed(engine, folder, *more):
+    """What `flags` prints: options of the daemon, and words of each engine, of two."""
     said = subprocess.run(
-        [sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), "--device", "cuda",
-         "--device-bytes", "8G", "--engine-bytes", "1G", "--engines", "2", "--pool-bytes", "1G"],
+        [sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(folder), "--device", "cuda",
+         "--device-bytes", "8G", "--engine-bytes", "1G", *more],
         check=True, capture_output=True, text=True).stdout
-    daemon, engine = (line for line in said.splitlines() if not line.startswith("#"))
+    daemon, words = (line for line in said.splitlines() if not line.startswith("#"))
     options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:] if "=" in word)
-    return ({**{name.replace("-", "_"): value for name, value in options.items()}, "n_pages": 0},
-            shlex.split(engine))
+    return ({name.replace("-", "_"): value for name, value in options.items()}, shlex.split(words))
 
 
 class Host:
     """The daemon, pages with a pattern, and engines."""
 
-    def __init__(self, daemon, words, logs, stack):
-        self.daemon, self._words, self._logs, self._stack = daemon, words, logs, stack
+    def __init__(self, daemon, words, variables, logs, stack):
+        self.daemon, self._words, self._variables = daemon, words, variables
+        self._logs, self._stack = logs, stack
         self._n = 0
         self.client = stack.enter_context(daemon.connect(label="pattern"))
         self.pattern = Pattern(self.client, PATTERN)
@@ -63,17 +53,17 @@ class Host:
         """An engine."""
         self._n += 1
         server = _server.Server(
-            [*self._words, *BEHIND],
+            self._words,
             {"KVTRUNK_SOCKET": self.daemon.socket, "KVTRUNK_CHECK_EVERY": "0",
-             "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
-             "OMP_NUM_THREADS": "1", **environment}, self._logs / f"engine-{self._n}.log")
+             "OMP_NUM_THREADS": "1", **self._variables, **environment},
+            self._logs / f"engine-{self._n}.log")
         self._stack.callback(server.kill)
         return server
 
 
-@pytest.fixture
-def host(printed, tmp_path):
-    options, words = printed
+@contextlib.contextmanager
+def hosting(daemon_options, words, variables, logs):
+    """A daemon, and engines with these words and variables."""
     with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(testing.daemon(supervise=True, **options))
-        yield Host(daemon, words, tmp_path, stack)
+        daemon = stack.enter_context(testing.daemon(supervise=True, **daemon_options))
+        yield Host(daemon, words, variables, logs, stack)

@@ -358,6 +358,12 @@ def writes(module):
     module.can_use_store_cache = _returns(False)
 
 
+@after("sglang.srt.layers.dual_gemm")
+def gemm(module):
+    """Nor the one that CUTLASS compiles."""
+    module.is_cuda = _returns(False)
+
+
 # ---- faults, which the tests must find
 
 
@@ -366,7 +372,15 @@ def warm_up(module):
     module.keep_pages = lambda: None
 
 
-PLANTS = {"warm-up": ("kvtrunk.vllm._start", warm_up)}
+def slots(module):
+    """SGLang's slots are the first of the pool, as without kvtrunk."""
+    def first(allocator, _lease, start, end):
+        return module.torch.arange(allocator.page_size + start, allocator.page_size + end)
+
+    module.KvtrunkAllocator._host_slots = first
+
+
+PLANTS = {"warm-up": ("kvtrunk.vllm._start", warm_up), "slots": ("kvtrunk.sglang._pool", slots)}
 
 if "EMULATED_PLANT" in os.environ:
     AFTER.update([PLANTS[os.environ["EMULATED_PLANT"]]])
