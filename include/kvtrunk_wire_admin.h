@@ -187,7 +187,8 @@ struct kvt_admin_client {
 struct kvt_admin_namespace {
 	uint32_t namespace_id, root, opened, generation;
 	uint64_t digest[2];
-	uint64_t cached_pages, evictable_pages, protected_pages, nodes;
+	uint64_t cached_pages, evictable_pages, protected_pages;
+	uint32_t nodes, limit; /* limit: of cached pages, 0: none */
 	char label[KVT_LABEL_BYTES];
 	struct kvt_tally tally;
 };

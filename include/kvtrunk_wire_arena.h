@@ -230,7 +230,8 @@ struct kvt_namespace_record {
 	uint64_t cached_pages;    /* derived */
 	uint64_t evictable_pages; /* derived */
 	uint64_t protected_pages; /* derived */
-	uint64_t nodes;           /* derived: nodes that name this record */
+	uint32_t nodes;           /* derived: nodes that name this record */
+	uint32_t limit; /* cached pages above it are evicted before all others; 0: none */
 } KVT_ALIGNED(64);
 _Static_assert(sizeof(struct kvt_namespace_record) == 64, "kvt_namespace_record");
 

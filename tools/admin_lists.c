@@ -155,9 +155,9 @@ int kvt_admin_clients(struct kvt_admin *admin)
 static void namespace_text(struct list *list, const struct kvt_admin_namespace *namespace)
 {
 	char id[16], cached[24], evictable[24], protected[24], nodes[24], opened[16], digest[40];
-	char hits[32], refused[24];
-	const char *const cells[] = { id, namespace->label, cached, evictable, protected, nodes,
-				      hits, refused, opened, digest };
+	char hits[32], refused[24], limit[16];
+	const char *const cells[] = { id, namespace->label, cached, namespace->limit ? limit : "-",
+				      evictable, protected, nodes, hits, refused, opened, digest };
 
 	snprintf(id, sizeof(id), "%u", namespace->namespace_id);
 	snprintf(cached, sizeof(cached), "%llu", (unsigned long long)namespace->cached_pages);
@@ -165,7 +165,8 @@ static void namespace_text(struct list *list, const struct kvt_admin_namespace *
 		 (unsigned long long)namespace->evictable_pages);
 	snprintf(protected, sizeof(protected), "%llu",
 		 (unsigned long long)namespace->protected_pages);
-	snprintf(nodes, sizeof(nodes), "%llu", (unsigned long long)namespace->nodes);
+	snprintf(nodes, sizeof(nodes), "%u", namespace->nodes);
+	snprintf(limit, sizeof(limit), "%u", namespace->limit);
 	kvt_rate_text(namespace->tally.hit_positions, namespace->tally.input_positions, hits,
 		      sizeof(hits));
 	snprintf(refused, sizeof(refused), "%llu",
@@ -180,10 +181,11 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 {
 	static const struct kvt_column columns[] = {
 		{ "namespace", 9, 3, false },  { "label", -16, 0, true },
-		{ "cached", 8, 0, false },     { "evictable", 10, 2, false },
-		{ "protected", 10, 1, false }, { "nodes", 7, 4, false },
-		{ "hits", 8, 6, false },       { "refused", 8, 7, false },
-		{ "opened", 6, 5, false },     { "digest", -32, 0, false },
+		{ "cached", 8, 0, false },     { "limit", 8, 8, false },
+		{ "evictable", 10, 2, false }, { "protected", 10, 1, false },
+		{ "nodes", 7, 4, false },      { "hits", 8, 6, false },
+		{ "refused", 8, 7, false },    { "opened", 6, 5, false },
+		{ "digest", -32, 0, false },
 	};
 	struct kvt_admin_namespace *namespaces;
 	struct list list;

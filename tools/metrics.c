@@ -52,6 +52,8 @@ enum metric_kind { GAUGE, COUNTER };
 #define NAMESPACE_METRICS(X)                                                                      \
 	X(GAUGE, cached_pages, space->cached_pages, "Pages that a namespace has in the tree.")    \
 	X(GAUGE, protected_pages, space->protected_pages, "Of these: under a lock.")              \
+	X(GAUGE, limit_pages, (uint64_t)space->limit,                                             \
+	  "Cached pages that a namespace may have before others; 0: no limit.")                   \
 	X(COUNTER, input_positions, space->tally.input_positions,                                 \
 	  "Positions asked for in a namespace (keys of BEGIN).")                                  \
 	X(COUNTER, hit_positions, space->tally.hit_positions,                                     \

@@ -199,6 +199,7 @@ void kvt_json_namespace(struct kvt_json *json, const struct kvt_admin_namespace 
 	kvt_json_u64(json, "root", namespace->root);
 	kvt_json_u64(json, "nodes", namespace->nodes);
 	kvt_json_u64(json, "cached", namespace->cached_pages);
+	kvt_json_u64(json, "limit", namespace->limit);
 	kvt_json_u64(json, "evictable", namespace->evictable_pages);
 	kvt_json_u64(json, "protected", namespace->protected_pages);
 	put_tally(json, &namespace->tally);

@@ -15,6 +15,7 @@
 #include "daemon/core/plan.h"
 #include "daemon/core/recover.h"
 #include "daemon/core/running.h"
+#include "daemon/core/space.h"
 #include "daemon/core/state.h"
 
 static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_size,
@@ -218,6 +219,7 @@ static int recover(struct kvt_core *core, bool *ret_rolled_back, uint64_t *ret_d
 	core->arena->policy = core->config.policy;
 	kvt_record_emit(core, KVT_REC_ADOPT, 0, *ret_rolled_back);
 	kvt_mutation_end(core);
+	kvt_spaces_limit(core);
 	*ret_died_in = kvt_running_charge(core); /* later: no rollback may undo it */
 	return 0;
 }

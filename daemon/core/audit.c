@@ -66,7 +66,8 @@ static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 		.opened_words = core->opened_words, .views = core->views, .sort = core->sort,
 		.n_sort = core->n_sort, .now_ns = core->now_ns, .wake_at_ns = KVT_NEVER,
 		.buckets = own.buckets, .detached = own.detached, .compact = own.compact,
-		.heap.nodes = own.heap.nodes, .expiry = { own.expiry.nodes, 0, true },
+		.heap.nodes = own.heap.nodes, .expiry = { own.expiry.nodes, 0, KVT_HEAP_EXPIRY },
+		.limited = core->limited, .over = { own.over.nodes, 0, KVT_HEAP_OVER },
 		.slots = own.slots,
 	};
 #define COPY(array_, n_)                                                                          \
@@ -130,7 +131,7 @@ static const struct field space_fields[] = {
 	FIELD(kvt_namespace_record, root), FIELD(kvt_namespace_record, opened),
 	FIELD(kvt_namespace_record, nodes), FIELD(kvt_namespace_record, cached_pages),
 	FIELD(kvt_namespace_record, evictable_pages),
-	FIELD(kvt_namespace_record, protected_pages),
+	FIELD(kvt_namespace_record, protected_pages), FIELD(kvt_namespace_record, limit),
 };
 static const struct field counter_fields[] = {
 	FIELD(kvt_counters, free_pages), FIELD(kvt_counters, private_pages),
@@ -151,6 +152,7 @@ static const struct field core_fields[] = {
 	FIELD(kvt_core, free_nodes.count), FIELD(kvt_core, free_leases.head),
 	FIELD(kvt_core, free_leases.tail), FIELD(kvt_core, free_leases.count),
 	FIELD(kvt_core, free_pending.count), FIELD(kvt_core, heap.count),
+	FIELD(kvt_core, leaf_root), FIELD(kvt_core, over.count),
 	FIELD(kvt_core, slots.free_slots),
 };
 
@@ -296,37 +298,58 @@ static void check_node(struct audit *audit, uint32_t id)
 	check_queues_of_node(audit, id);
 }
 
-/** Check that each place of a heap holds the node that names it, and none goes before its parent.
- * `places`: nodes that name one. */
+/** Check that each place of a heap holds the node or namespace that names it, and none goes before
+ * its parent. `places`: those that name one. */
 static void check_heap(struct audit *audit, const struct kvt_heap *heap, uint32_t places)
 {
+	static const char *const names[] = { "policy", "expiry", "limit" };
 	const struct kvt_core *core = audit->core;
-	const struct kvt_policy_row *policy = &kvt_policies[core->config.policy];
-	const char *name = heap->expiry ? "expiry" : "policy";
+	const char *name = names[heap->of];
 
 	if (heap->count != places) {
-		report(audit, "%u nodes in the %s heap, %u have a place", heap->count, name,
-		       places);
+		report(audit, "%u places in the %s heap, %u are named", heap->count, name, places);
 		return;
 	}
 	for (uint32_t i = 0; i < heap->count; i++) {
 		uint32_t id = heap->nodes[i], up = heap->nodes[i ? (i - 1) / 2 : 0];
-		const struct kvt_node *node, *above;
 
-		if (!kvt_node_live(core, id)) {
-			report(audit, "place %u of the %s heap names node %u, which is free", i,
-			       name, id);
+		if (heap->of == KVT_HEAP_OVER ? id >= core->config.max_namespaces :
+						!kvt_node_live(core, id)) {
+			report(audit, "place %u of the %s heap names %u, which is free", i, name,
+			       id);
 			return;
 		}
-		node = kvt_node_at(core, id);
-		above = kvt_node_at(core, up);
-		if ((heap->expiry ? node->expiry_at : node->heap_at) != i + 1)
-			report(audit, "place %u of the %s heap names node %u", i, name, id);
-		if (heap->expiry ? node->expiry_ns < above->expiry_ns :
-				   policy->before(core, node, above))
-			report(audit, "node %u of the %s heap should go before node %u", id, name,
-			       up);
+		if (*kvt_heap_place(core, heap, id) != i + 1)
+			report(audit, "place %u of the %s heap names %u", i, name, id);
+		/* Equal times are in the order in which splits left them. */
+		if (heap->of == KVT_HEAP_EXPIRY ?
+			    core->nodes[id].expiry_ns < core->nodes[up].expiry_ns :
+			    kvt_heap_before(core, heap, id, up))
+			report(audit, "%u of the %s heap should go before %u", id, name, up);
 	}
+}
+
+/** Check the treap of leaves, whose shape follows from its nodes, and which namespaces are above
+ * their limits. */
+static void check_limits(struct audit *audit)
+{
+	const struct kvt_core *core = audit->core, *shadow = audit->shadow;
+	uint32_t over = 0;
+
+	for (uint32_t id = 1; core->limited && id < core->config.max_nodes; id++)
+		if (memcmp(&core->leaves[id], &shadow->leaves[id], sizeof(*core->leaves)) != 0)
+			report(audit, "node %u is elsewhere in the order by namespace: rank %u, "
+			       "and recomputed %u", id, core->leaves[id].rank,
+			       shadow->leaves[id].rank);
+	for (uint32_t id = 1; core->limited && id < core->config.max_namespaces; id++) {
+		over += core->over_at[id] > 0;
+		if (core->leaves_in[id] != shadow->leaves_in[id] ||
+		    !core->over_at[id] != !shadow->over_at[id])
+			report(audit, "namespace %u: %u leaves, place %u among those above their "
+			       "limits, and recomputed %u, %u", id, core->leaves_in[id],
+			       core->over_at[id], shadow->leaves_in[id], shadow->over_at[id]);
+	}
+	check_heap(audit, &core->over, over);
 }
 
 static void check_detached(struct audit *audit, uint32_t queued)
@@ -600,6 +623,7 @@ uint32_t kvt_core_audit(const struct kvt_core *core, kvt_core_problem_fn *proble
 	COMPARE(&audit, "core", 0, core, core->shadow, core_fields);
 	COMPARE(&audit, "counters", 0, core->count, core->shadow->count, counter_fields);
 	check_nodes(&audit);
+	check_limits(&audit);
 	check_index(&audit);
 	check_slots(&audit);
 	check_pages(&audit);

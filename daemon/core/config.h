@@ -12,6 +12,14 @@
 
 #include "kvtrunk_wire.h"
 
+#define KVT_MAX_SPACE_LIMITS 16
+
+/** Most cached pages of a namespace, by its label or by its digest as 32 hexadecimal digits. */
+struct kvt_space_limit {
+	char name[KVT_LABEL_BYTES];
+	uint32_t pages; /* 0: no limit */
+};
+
 /** Limits, all fixed at start. Zeros are replaced by kvt_core_plan(). */
 struct kvt_core_config {
 	uint32_t page_size;     /* positions, 1..4096 */
@@ -34,6 +42,11 @@ struct kvt_core_config {
 	uint32_t uid_sessions;  /* of one uid, dead ones in quarantine included; 0 = no limit */
 	uint32_t max_opened;    /* namespaces that one session has open, 0 = no limit */
 	uint32_t max_op_keys;   /* most keys or pages of one operation: sizes scratch; 0: 1 Mi */
+	/* Cached pages of each namespace that is not in the list, 0 = no limit. Above it they are
+	 * evicted before those of others. */
+	uint32_t space_pages;
+	uint32_t n_space_limits;
+	struct kvt_space_limit space_limits[KVT_MAX_SPACE_LIMITS];
 	uint32_t policy;        /* enum kvt_policy */
 	uint32_t slru_threshold; /* 0: 2 */
 	uint32_t n_sides;       /* kinds of side pages, 0..KVT_MAX_SIDES */

@@ -121,6 +121,7 @@ bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,
 		.evictable_pages = space->evictable_pages,
 		.protected_pages = space->protected_pages,
 		.nodes = space->nodes,
+		.limit = space->limit,
 	};
 	memcpy(ret_namespace->label, core->labels[id], KVT_LABEL_BYTES);
 	ret_namespace->tally = *kvt_tally_namespace(core, id);

@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Make room: reclaim detached nodes first, then evict the policy's victims, each from its last page
- * backwards and only as far as needed. A page takes its side pages along, so the last one may free
- * more. A side page that was let go is a victim, too, if that was before the policy's victim was
- * last used. */
+/* Make room: reclaim detached nodes first, then evict what namespaces have above their limits, then
+ * the policy's victims, each from its last page backwards and only as far as needed. A page takes
+ * its side pages along, so the last one may free more. A side page that was let go is a victim,
+ * too, if that was before the policy's victim was last used. */
 
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/evict.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/order.h"
 #include "daemon/core/side.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 
-/** The policy's next victim off the pinned path. */
-static uint32_t victim(struct kvt_core *core)
+/** The next victim off the pinned path: of a namespace above its limit, else the policy's.
+ * `*ret_most`: pages that may leave it as such, UINT32_MAX for the policy's. */
+static uint32_t victim(struct kvt_core *core, uint32_t *ret_most)
 {
-	uint32_t id, pinned = KVT_NONE;
+	uint32_t id = kvt_limit_victim(core, ret_most), pinned = KVT_NONE;
 
+	if (id != KVT_NONE)
+		return id;
+	*ret_most = UINT32_MAX;
 	if (kvt_policies[core->config.policy].list) {
 		/* Only one root path is pinned, and a listed child is older than its listed
 		 * parent: so what comes right after pinned nodes is a leaf, too. */
@@ -57,7 +62,7 @@ static void evict_side(struct kvt_core *core)
 static uint32_t evict_some(struct kvt_core *core, uint32_t n)
 {
 	while (n > 0) {
-		uint32_t steps = UINT32_MAX, id;
+		uint32_t steps = UINT32_MAX, most, id;
 
 		n -= kvt_min(n, kvt_reclaim(core, &steps, n));
 		if (n == 0)
@@ -66,15 +71,16 @@ static uint32_t evict_some(struct kvt_core *core, uint32_t n)
 			kvt_detach_stale(core, 1, UINT32_MAX);
 			continue;
 		}
-		id = victim(core);
-		if (side_first(core, id)) {
+		id = victim(core, &most);
+		if (most == UINT32_MAX && side_first(core, id)) {
 			evict_side(core);
 			n--;
 			continue;
 		}
 		if (id == KVT_NONE)
 			return n;
-		n -= kvt_min(n, kvt_node_trim(core, id, kvt_node_last(core, id, n), 0));
+		most = kvt_node_last(core, id, kvt_min(n, most));
+		n -= kvt_min(n, kvt_node_trim(core, id, most, 0));
 	}
 	return 0;
 }
@@ -99,7 +105,7 @@ void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 {
 	KVT_ASSERT(n < core->config.max_nodes);
 	while (core->free_nodes.count < n) {
-		uint32_t id, steps = 1;
+		uint32_t id, steps = 1, most;
 
 		if (core->detached_count > 0) {
 			kvt_reclaim(core, &steps, UINT32_MAX);
@@ -109,7 +115,7 @@ void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 			kvt_detach_stale(core, 1, UINT32_MAX);
 			continue;
 		}
-		id = victim(core);
+		id = victim(core, &most);
 		KVT_ASSERT(id != KVT_NONE);
 		kvt_node_trim(core, id, core->nodes[id].n_slots, 0);
 	}

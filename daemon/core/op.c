@@ -15,7 +15,7 @@
 #include "daemon/core/grow.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/op.h"
-#include "daemon/core/order.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/page.h"
 #include "daemon/core/session.h"
 #include "daemon/core/space.h"

@@ -4,8 +4,8 @@
  *
  * All of it is derived from node fields (touched, uses, created, priority, start, expiry).
  * Invariants: with a list policy the recency list alone decides; with any other the policy
- * heap holds exactly the evictable leaves. Callers: the tree when a node or its locks change,
- * eviction to choose, recovery to rebuild. */
+ * heap holds exactly the evictable leaves. Callers: leaves and expiry when a node changes, eviction
+ * to choose, recovery to rebuild. */
 
 #include "daemon/core/order.h"
 #include "daemon/core/state.h"
@@ -103,35 +103,49 @@ const char *kvt_policy_name(uint32_t policy)
 	return policy < KVT_POLICY_COUNT ? kvt_policies[policy].name : "unknown";
 }
 
-/* ---- heaps: smallest first; each node knows its place + 1 */
+/* ---- heaps: smallest first; each node or namespace knows its place + 1 */
 
-static bool heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
-			uint32_t b)
+/** Pages of a namespace above its limit. */
+static uint64_t excess(const struct kvt_core *core, uint32_t id)
+{
+	return core->namespaces[id].cached_pages - core->namespaces[id].limit;
+}
+
+bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
+		     uint32_t b)
 {
 	const struct kvt_node *x = kvt_node_at(core, a), *y = kvt_node_at(core, b);
 
-	if (heap->expiry)
+	switch (heap->of) {
+	case KVT_HEAP_OVER:
+		return excess(core, a) != excess(core, b) ? excess(core, a) > excess(core, b) :
+							    a < b;
+	case KVT_HEAP_EXPIRY:
 		return x->expiry_ns != y->expiry_ns ? x->expiry_ns < y->expiry_ns :
 						      x->start < y->start;
-	return kvt_policies[core->config.policy].before(core, x, y);
+	default:
+		return kvt_policies[core->config.policy].before(core, x, y);
+	}
 }
 
-static uint32_t *heap_place(struct kvt_core *core, const struct kvt_heap *heap, uint32_t node)
+uint32_t *kvt_heap_place(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t id)
 {
-	return heap->expiry ? &core->nodes[node].expiry_at : &core->nodes[node].heap_at;
+	return heap->of == KVT_HEAP_OVER   ? &core->over_at[id] :
+	       heap->of == KVT_HEAP_EXPIRY ? &core->nodes[id].expiry_at :
+					     &core->nodes[id].heap_at;
 }
 
-static void heap_put(struct kvt_core *core, struct kvt_heap *heap, uint32_t at, uint32_t node)
+static void heap_put(struct kvt_core *core, struct kvt_heap *heap, uint32_t at, uint32_t id)
 {
-	heap->nodes[at] = node;
-	*heap_place(core, heap, node) = at + 1;
+	heap->nodes[at] = id;
+	*kvt_heap_place(core, heap, id) = at + 1;
 }
 
 static void sift_up(struct kvt_core *core, struct kvt_heap *heap, uint32_t at)
 {
 	uint32_t node = heap->nodes[at];
 
-	while (at > 0 && heap_before(core, heap, node, heap->nodes[(at - 1) / 2])) {
+	while (at > 0 && kvt_heap_before(core, heap, node, heap->nodes[(at - 1) / 2])) {
 		heap_put(core, heap, at, heap->nodes[(at - 1) / 2]);
 		at = (at - 1) / 2;
 	}
@@ -148,9 +162,9 @@ static void sift_down(struct kvt_core *core, struct kvt_heap *heap, uint32_t at)
 		if (child >= heap->count)
 			break;
 		if (child + 1 < heap->count &&
-		    heap_before(core, heap, heap->nodes[child + 1], heap->nodes[child]))
+		    kvt_heap_before(core, heap, heap->nodes[child + 1], heap->nodes[child]))
 			child++;
-		if (!heap_before(core, heap, heap->nodes[child], node))
+		if (!kvt_heap_before(core, heap, heap->nodes[child], node))
 			break;
 		heap_put(core, heap, at, heap->nodes[child]);
 		at = child;
@@ -160,7 +174,7 @@ static void sift_down(struct kvt_core *core, struct kvt_heap *heap, uint32_t at)
 
 void kvt_heap_update(struct kvt_core *core, struct kvt_heap *heap, uint32_t node)
 {
-	uint32_t *place = heap_place(core, heap, node);
+	uint32_t *place = kvt_heap_place(core, heap, node);
 
 	KVT_ASSERT(*place ? heap->nodes[*place - 1] == node :
 			    heap->count < core->config.max_nodes);
@@ -172,7 +186,7 @@ void kvt_heap_update(struct kvt_core *core, struct kvt_heap *heap, uint32_t node
 
 void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t node)
 {
-	uint32_t *place = heap_place(core, heap, node), at = *place - 1, last;
+	uint32_t *place = kvt_heap_place(core, heap, node), at = *place - 1, last;
 
 	KVT_ASSERT(*place > 0 && heap->nodes[at] == node);
 	*place = 0;
@@ -181,18 +195,5 @@ void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t node
 		return;
 	heap_put(core, heap, at, last);
 	sift_up(core, heap, at);
-	sift_down(core, heap, *heap_place(core, heap, last) - 1);
-}
-
-void kvt_leaf_check(struct kvt_core *core, uint32_t id)
-{
-	struct kvt_node *node = kvt_node_at(core, id);
-
-	if (kvt_policies[core->config.policy].list)
-		return;
-	if (node->lock_ref == 0 && node->n_children == 0 && node->n_slots > 0 &&
-	    !(node->flags & KVT_NODE_ROOT))
-		kvt_heap_update(core, &core->heap, id);
-	else if (node->heap_at)
-		kvt_heap_remove(core, &core->heap, id);
+	sift_down(core, heap, *kvt_heap_place(core, heap, last) - 1);
 }

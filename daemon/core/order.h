@@ -24,12 +24,15 @@ struct kvt_policy_row {
 };
 extern const struct kvt_policy_row kvt_policies[KVT_POLICY_COUNT];
 
-/** Put a node into a heap, or move it to where it belongs now. */
-void kvt_heap_update(struct kvt_core *core, struct kvt_heap *heap, uint32_t node);
-/** Take a node out of the heap that holds it. */
-void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t node);
-/** Put a node into the policy heap if it is an evictable leaf, else take it out. */
-void kvt_leaf_check(struct kvt_core *core, uint32_t node);
+/** Put a node or namespace into a heap, or move it to where it belongs now. */
+void kvt_heap_update(struct kvt_core *core, struct kvt_heap *heap, uint32_t id);
+/** Take it out of the heap that holds it. */
+void kvt_heap_remove(struct kvt_core *core, struct kvt_heap *heap, uint32_t id);
+/** The place + 1 of a node or namespace in a heap, 0 if it is not there. */
+uint32_t *kvt_heap_place(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t id);
+/** True if a goes before b in a heap. */
+bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
+		     uint32_t b);
 
 /** True if a node is in the recency list. */
 static inline bool kvt_node_listed(const struct kvt_node *node)

@@ -14,6 +14,7 @@
 #include "daemon/core/backlog.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/index.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
@@ -757,9 +758,8 @@ static int check_spaces(struct kvt_core *core, struct kvt_why *why)
 		const struct kvt_namespace_record *space = &core->namespaces[i];
 
 		if (space->flags != (space->opened > 0 || space->nodes > 0))
-			return kvt_unclean(why, "namespace %u: %u sessions, %llu nodes, flags %u",
-					 i, space->opened, (unsigned long long)space->nodes,
-					 space->flags);
+			return kvt_unclean(why, "namespace %u: %u sessions, %u nodes, flags %u",
+					 i, space->opened, space->nodes, space->flags);
 	}
 	return 0;
 }

@@ -8,6 +8,7 @@
  * evictable. Callers: COMMIT (attach.c), BEGIN and END (lease.c), eviction (evict.c), nodes
  * (tree.c), what a path needs (grow.c). */
 
+#include "daemon/core/leaf.h"
 #include "daemon/core/page.h"
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
@@ -57,6 +58,7 @@ static void count(struct kvt_core *core, uint32_t id, int n)
 	core->sides_in[id] += (uint32_t)n;
 	core->count->side_pages += (uint64_t)n;
 	space->cached_pages += (uint64_t)n;
+	kvt_limit_check(core, node->namespace_id);
 	*(locked ? &space->protected_pages : &space->evictable_pages) += (uint64_t)n;
 	*(locked ? &core->count->protected_pages : &core->count->evictable_pages) += (uint64_t)n;
 }

@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/core/effect.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"
@@ -28,6 +30,48 @@ static uint32_t find_namespace(const struct kvt_core *core, const uint64_t diges
 	return 0;
 }
 
+/** The limit that the configuration has for a namespace: by digest or label, or that of all. */
+static uint32_t limit_of(const struct kvt_core *core, uint32_t id)
+{
+	const uint64_t *digest = core->namespaces[id].digest;
+	const struct kvt_core_config *c = &core->config;
+	char text[33];
+
+	snprintf(text, sizeof(text), "%016llx%016llx", (unsigned long long)digest[0],
+		 (unsigned long long)digest[1]);
+	for (uint32_t i = 0; i < c->n_space_limits; i++)
+		if (strcmp(c->space_limits[i].name, text) == 0 ||
+		    strcmp(c->space_limits[i].name, core->labels[id]) == 0)
+			return c->space_limits[i].pages;
+	return c->space_pages;
+}
+
+static uint64_t record_value(const struct kvt_core *core, uint32_t id)
+{
+	return (uint64_t)core->namespaces[id].limit << 32 | id;
+}
+
+void kvt_spaces_limit(struct kvt_core *core)
+{
+	bool changed = false;
+
+	for (uint32_t id = 1; id < core->config.max_namespaces; id++) {
+		struct kvt_namespace_record *space = &core->namespaces[id];
+
+		if (!space->flags || space->limit == limit_of(core, id))
+			continue;
+		kvt_record_start(core);
+		kvt_mutation_begin(core);
+		kvt_save(core, space, sizeof(*space));
+		space->limit = limit_of(core, id);
+		kvt_record_emit(core, KVT_REC_NAMESPACE, 0, record_value(core, id));
+		kvt_mutation_end(core);
+		changed = true;
+	}
+	if (changed)
+		kvt_limits_changed(core);
+}
+
 static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t digest[2],
 			   const char *label)
 {
@@ -44,6 +88,7 @@ static void make_namespace(struct kvt_core *core, uint32_t id, const uint64_t di
 	space->generation = 0;
 	space->cached_pages = space->evictable_pages = space->protected_pages = 0;
 	snprintf(core->labels[id], KVT_LABEL_BYTES, "%s", label ? label : "");
+	space->limit = limit_of(core, id);
 	kvt_tally_clear(core, kvt_tally_namespace(core, id));
 	core->count->live_namespaces++;
 }
@@ -128,7 +173,7 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 	kvt_bit_set(bits, id);
 	core->record.keys = words;
 	core->record.n_keys = 4;
-	kvt_record_emit(core, KVT_REC_NAMESPACE, session, id);
+	kvt_record_emit(core, KVT_REC_NAMESPACE, session, record_value(core, id));
 	kvt_mutation_end(core);
 	*ret_namespace = id;
 	return 0;

@@ -9,6 +9,8 @@
 
 #include "daemon/core/state.h"
 
+/** Give each namespace the limit that the configuration has for it now: after a restart. */
+void kvt_spaces_limit(struct kvt_core *core);
 /** Free a namespace that no session has open and no node names. */
 void kvt_space_free(struct kvt_core *core, uint32_t namespace_id);
 /** True if the session can open this namespace only once another one is emptied, and one can be:

@@ -19,7 +19,9 @@
  *   tree                             nodes and paths
  *   space, pending                   namespaces; operations that wait for a fence
  *   effect, walk                     mutations and records; keys to a place
- *   entry, order, index, side, page, slots, user, backlog, running, undo
+ *   entry, index, side, page, slots, user, backlog, running, undo
+ *   leaf                             evictable leaves; limits of namespaces
+ *   order                            recency, heaps, policies
  *
  * Beside them: plan (sizes, layout, first state), group (processes of sessions), describe (what is
  * shown), audit, and recovery: adopt, rollback, rebuild (recover.h).
@@ -61,10 +63,22 @@ struct kvt_let {
 	uint64_t tick; /* logical time of that */
 };
 
+enum kvt_heap_of {
+	KVT_HEAP_LEAVES = 0, /* evictable leaves, by policy; the place in a node is heap_at */
+	KVT_HEAP_EXPIRY = 1, /* nodes, by time; expiry_at */
+	KVT_HEAP_OVER = 2,   /* namespaces, by pages above their limit; over_at */
+};
+
 struct kvt_heap {
-	uint32_t *nodes; /* smallest first */
+	uint32_t *nodes; /* or namespaces, smallest first */
 	uint32_t count;
-	bool expiry; /* the place in a node is expiry_at, else heap_at */
+	enum kvt_heap_of of;
+};
+
+/** A node in the treap of evictable leaves of namespaces with a limit. */
+struct kvt_leaf {
+	uint32_t left, right, up; /* nodes */
+	uint32_t rank; /* 0: not in it */
 };
 
 /** One record in the order that a rebuild restores: by `first`, then `second`. */
@@ -150,6 +164,12 @@ struct kvt_core {
 	uint32_t evictable_nodes; /* unlocked, not roots */
 	struct kvt_heap heap;     /* evictable leaves, other policies than LRU */
 	struct kvt_heap expiry;
+	bool limited; /* namespaces may have limits; else what follows is empty */
+	struct kvt_leaf *leaves; /* [node] */
+	uint32_t leaf_root;
+	uint32_t *leaves_in;  /* [namespace]: nodes in the treap */
+	struct kvt_heap over; /* namespaces above their limit that have nodes in it */
+	uint32_t *over_at;    /* [namespace] */
 
 	uint32_t *detached; /* ring of tops that wait for reclaim */
 	uint32_t detached_head, detached_count;

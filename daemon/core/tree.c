@@ -12,6 +12,7 @@
 #include "daemon/core/backlog.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/index.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
 #include "daemon/core/side.h"
@@ -195,8 +196,7 @@ static void node_drop(struct kvt_core *core, uint32_t id, uint32_t parent)
 	KVT_ASSERT(node->n_slots == 0 && node->n_children == 0 && node->lock_ref == 0);
 	if (kvt_node_listed(node))
 		kvt_recency_remove(core, id);
-	if (node->heap_at)
-		kvt_heap_remove(core, &core->heap, id);
+	kvt_leaf_remove(core, id);
 	core->evictable_nodes--;
 	kvt_event_add(core, KVT_EV_FREE, id, 0, 0);
 	keep_pages(core, id, node->start);
@@ -313,8 +313,7 @@ void kvt_node_merge(struct kvt_core *core, uint32_t up, uint32_t id)
 
 	if (kvt_node_listed(upper))
 		kvt_recency_remove(core, up);
-	if (upper->heap_at)
-		kvt_heap_remove(core, &core->heap, up);
+	kvt_leaf_remove(core, up);
 	if (upper->lock_ref > 0)
 		core->count->locked_nodes--;
 	else
@@ -401,6 +400,7 @@ uint32_t kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t 
 	space->cached_pages -= freed;
 	space->evictable_pages -= freed;
 	core->count->evictable_pages -= freed;
+	kvt_limit_check(core, node->namespace_id);
 	*count_of(core, why) += freed;
 	if (why == 0)
 		core->count->victim_age_ns = core->now_ns - node->touched_ns;
@@ -423,6 +423,7 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
 	space->cached_pages++;
+	kvt_limit_check(core, node->namespace_id);
 	core->wake_due = true;
 	if (node->lock_ref > 0) {
 		core->count->protected_pages++;
@@ -473,8 +474,7 @@ void kvt_path_lock(struct kvt_core *core, uint32_t id, uint32_t until)
 			continue;
 		if (kvt_node_listed(node))
 			kvt_recency_remove(core, id);
-		if (node->heap_at)
-			kvt_heap_remove(core, &core->heap, id);
+		kvt_leaf_remove(core, id);
 		count_locked(core, node, true);
 	}
 	KVT_ASSERT(id == until); /* `until` was on the path */
@@ -579,8 +579,7 @@ static void touch(struct kvt_core *core, uint32_t id)
 			kvt_recency_remove(core, id);
 		kvt_recency_add(core, id);
 	}
-	if (!kvt_policies[core->config.policy].list)
-		kvt_leaf_check(core, id);
+	kvt_leaf_check(core, id);
 }
 
 void kvt_path_touch(struct kvt_core *core, uint32_t id)
@@ -605,8 +604,7 @@ void kvt_path_count_use(struct kvt_core *core, uint32_t id)
 	for (; id != KVT_NONE; id = core->nodes[id].parent) {
 		kvt_save_touch(core, id);
 		core->nodes[id].uses++;
-		if (core->nodes[id].heap_at)
-			kvt_heap_update(core, &core->heap, id);
+		kvt_leaf_check(core, id);
 	}
 }
 
@@ -634,8 +632,7 @@ void kvt_path_raise(struct kvt_core *core, uint32_t id, int32_t priority, uint64
 			note_lasting(core, node);
 		if (expiry_ns > node->expiry_ns)
 			kvt_node_set_expiry(core, id, expiry_ns);
-		if (node->heap_at)
-			kvt_heap_update(core, &core->heap, id);
+		kvt_leaf_check(core, id);
 	}
 }
 

@@ -122,6 +122,9 @@ int kvt_daemon_plan(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		return error;
 	to->page_size = (uint32_t)from->page_size;
 	to->n_pages = daemon->plan.n_pages;
+	error = kvt_config_limits(from, to, why);
+	if (error)
+		return error;
 	to->max_nodes = (uint32_t)from->max_nodes;
 	to->max_namespaces = (uint32_t)from->max_namespaces;
 	to->max_sessions = (uint32_t)from->max_sessions;

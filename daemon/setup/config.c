@@ -621,6 +621,57 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 	return 0;
 }
 
+/* Parse one entry of namespace_pages: NAME=PAGES, or PAGES for all others. */
+static bool take_limit(char *entry, struct kvt_core_config *to)
+{
+	char *equals = strrchr(entry, '='), *number = equals ? equals + 1 : entry;
+	struct kvt_space_limit *limit = &to->space_limits[to->n_space_limits];
+	const char *end;
+	int64_t value;
+
+	number += strspn(number, " ");
+	if (!parse_integer(number, 10, &value, &end) || value < 0)
+		return false;
+	if (*end == '%')
+		value = value <= 100 ? (int64_t)(to->n_pages - 1) * value / 100 : INT64_MAX;
+	end += *end == '%';
+	if (end[strspn(end, " ")] || value > UINT32_MAX)
+		return false;
+	if (!equals) {
+		to->space_pages = (uint32_t)value;
+		return true;
+	}
+	while (equals > entry && equals[-1] == ' ')
+		equals--;
+	*equals = '\0';
+	if (!*entry || to->n_space_limits == KVT_MAX_SPACE_LIMITS ||
+	    strlcpy(limit->name, entry, sizeof(limit->name)) >= sizeof(limit->name))
+		return false;
+	limit->pages = (uint32_t)value;
+	to->n_space_limits++;
+	return true;
+}
+
+int kvt_config_limits(const struct kvt_config *config, struct kvt_core_config *to,
+		      char why[KVT_WHY_BYTES])
+{
+	char text[KVT_CONFIG_TEXT_BYTES], *rest = NULL, *entry;
+
+	to->space_pages = to->n_space_limits = 0;
+	strlcpy(text, config->namespace_pages, sizeof(text));
+	for (entry = strtok_r(text, ";", &rest); entry; entry = strtok_r(NULL, ";", &rest)) {
+		entry += strspn(entry, " ");
+		if (!*entry || take_limit(entry, to))
+			continue;
+		snprintf(why, KVT_WHY_BYTES, "option 'namespace_pages' cannot have '%s'; allowed: "
+			 "NAME=PAGES or PAGES, a number or 0%% to 100%%, separated by semicolons; "
+			 "at most %u names of at most %u characters", config->namespace_pages,
+			 KVT_MAX_SPACE_LIMITS, KVT_LABEL_BYTES - 1);
+		return -EINVAL;
+	}
+	return 0;
+}
+
 bool kvt_config_describe(const struct kvt_config *config, uint32_t index,
 			 struct kvt_admin_option *ret_option)
 {

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "daemon/core/config.h"
 #include "daemon/setup/options.h"
 #include "kvtrunk_wire.h"
 
@@ -92,6 +93,10 @@ const char *kvt_config_get(const struct kvt_config *config, const char *key, cha
 /** Parse the option `sides`: how many kinds, and of each the pages that need one. */
 int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES]);
+
+/** Parse the option `namespace_pages` into the limits of namespaces; needs to->n_pages. */
+int kvt_config_limits(const struct kvt_config *config, struct kvt_core_config *to,
+		      char why[KVT_WHY_BYTES]);
 
 /** Describe option number `index` for KVT_ADMIN_CONFIG; `used` is as configured. False: there are
  * fewer. */

@@ -92,6 +92,11 @@
 	  "Which cached pages are evicted first.")                                                \
 	X(NUMBER, slru_threshold, "2", 1, 1000000, NULL, START,                                   \
 	  "Uses that make an entry protected under slru.")                                        \
+	X(TEXT, namespace_pages, "", 0, 255, NULL, START,                                          \
+	  "Cached pages that a namespace may have before others: what it has above that is "      \
+	  "evicted first. Entries separated by semicolons: NAME=PAGES, or PAGES for each "        \
+	  "namespace without an entry; a number, or N% of the pool. 0: no limit. NAME is a "      \
+	  "label or digest that kvtctl namespaces shows. Empty: no limits.")                      \
 	X(BOOL, caching, "yes", 0, 0, NULL, START,                                                \
 	  "no: everything misses and nothing is cached, with the same page accounting.")          \
 	X(NUMBER, max_sessions, "256", 1, 65535, NULL, START,                                     \

@@ -268,24 +268,59 @@ static void policy_key(const struct kvt_oracle *o, const struct model_node *node
 	}
 }
 
+static bool is_candidate(const struct kvt_oracle *o, const struct model_node *node)
+{
+	return !node->root && !node->locks && !node->n_children && node->own != o->stamp;
+}
+
+/* Find the namespace that is farthest above its limit, of those with a candidate. Returns 0 if none
+ * is above one. */
+static uint32_t farthest_above(const struct kvt_oracle *o, uint64_t *ret_excess)
+{
+	uint32_t farthest = 0;
+
+	*ret_excess = 0;
+	for (uint32_t ns = 1; ns < o->config.max_namespaces; ns++) {
+		uint64_t cached = 0, limit = o->namespaces[ns].limit;
+		bool any = false;
+
+		for (uint32_t i = 0; limit && i < o->n_live; i++) {
+			const struct model_node *node = o->nodes[o->live[i]];
+
+			if (node->namespace_id != ns)
+				continue;
+			cached += model_weight(o, node, node->sealed);
+			any |= is_candidate(o, node) && !node->detached;
+		}
+		if (any && cached > limit && cached - limit > *ret_excess) {
+			farthest = ns;
+			*ret_excess = cached - limit;
+		}
+	}
+	return farthest;
+}
+
 /* Find the policy's choice off the operation's own path, 0 if there is none, and whether there is
- * an unlocked detached leaf. */
-static uint32_t choice(const struct kvt_oracle *o, bool *ret_any_detached)
+ * an unlocked detached leaf. Above its limit a namespace goes first: `*ret_excess` is how far, 0 if
+ * none is. */
+static uint32_t choice(const struct kvt_oracle *o, bool *ret_any_detached, uint64_t *ret_excess)
 {
 	uint64_t best_1 = UINT64_MAX, best_2 = UINT64_MAX;
-	uint32_t best = 0;
+	uint32_t best = 0, above = farthest_above(o, ret_excess);
 
 	*ret_any_detached = false;
 	for (uint32_t i = 0; i < o->n_live; i++) {
 		const struct model_node *node = o->nodes[o->live[i]];
 		uint64_t key_1, key_2;
 
-		if (node->root || node->locks || node->n_children || node->own == o->stamp)
+		if (!is_candidate(o, node))
 			continue;
 		if (node->detached) {
 			*ret_any_detached = true;
 			continue;
 		}
+		if (above && node->namespace_id != above)
+			continue;
 		policy_key(o, node, &key_1, &key_2);
 		if (!best || key_1 < best_1 || (key_1 == best_1 && key_2 < best_2)) {
 			best = node->id;
@@ -298,18 +333,20 @@ static uint32_t choice(const struct kvt_oracle *o, bool *ret_any_detached)
 
 /* Find the next victim: an unlocked detached leaf if there is one, else the policy's choice. 0:
  * nothing can be evicted. What makes room for a BEGIN takes that one's path after all else. */
-static uint32_t victim(struct kvt_oracle *o, bool *ret_any_detached)
+static uint32_t victim(struct kvt_oracle *o, bool *ret_any_detached, uint64_t *ret_excess)
 {
-	uint32_t best = choice(o, ret_any_detached);
+	uint32_t best = choice(o, ret_any_detached, ret_excess);
 
 	if (best || *ret_any_detached || o->run.record->kind != KVT_REC_ADMIN)
 		return best;
 	o->stamp++;
-	return choice(o, ret_any_detached);
+	return choice(o, ret_any_detached, ret_excess);
 }
 
-/* Check the amount: exactly the missing pages, or a whole node where nodes are missing. */
-static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint32_t n)
+/* Check the amount: exactly the missing pages, at most those above a limit (0: there is none), or a
+ * whole node where nodes are missing. */
+static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint32_t n,
+		       uint64_t excess)
 {
 	struct model_run *run = &o->run;
 	uint64_t missing = run->need_pages > o->in_state[KVT_PAGE_FREE] ?
@@ -317,7 +354,7 @@ static int trim_amount(struct kvt_oracle *o, const struct model_node *node, uint
 	uint64_t freed = 0;
 	uint32_t want = 0;
 
-	while (want < node->sealed && freed < missing)
+	while (want < node->sealed && freed < (excess && excess < missing ? excess : missing))
 		freed += 1 + model_sides(o, node->pages[node->sealed - ++want]);
 
 	if (n == node->sealed && o->n_free_ids < run->most_nodes)
@@ -376,12 +413,13 @@ static int follow_side(struct kvt_oracle *o, const struct kvt_event *event)
 {
 	struct model_run *run = &o->run;
 	uint32_t page = model_first_let(o), main = o->pages[page].main, best;
+	uint64_t excess;
 	bool any_detached;
 
 	TRY(oracle_expect(o, "side page to evict", page, event->other));
 	TRY(oracle_expect(o, "node of the side page", o->pages[main].node, event->node));
-	best = choice(o, &any_detached);
-	if (any_detached || (best && o->nodes[best]->touched <= o->pages[page].let_at))
+	best = choice(o, &any_detached, &excess);
+	if (any_detached || excess || (best && o->nodes[best]->touched <= o->pages[page].let_at))
 		return oracle_fail(o, "side page %u was evicted before victim %u", page, best);
 	if (run->need_pages <= o->in_state[KVT_PAGE_FREE])
 		return oracle_fail(o, "side page %u was evicted, and no page is missing", page);
@@ -398,10 +436,11 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 	struct model_run *run = &o->run;
 	struct model_node *node;
 	uint32_t best, before = run->out;
+	uint64_t excess;
 	bool any_detached;
 
 	TRY(need_node(o, "TRIM", event->node, &node));
-	best = victim(o, &any_detached);
+	best = victim(o, &any_detached, &excess);
 	if (node->root || node->locks || node->n_children || node->own == o->stamp)
 		return oracle_fail(o, "TRIM of node %u: root %d, %u locks, %u children, own %d",
 				   node->id, node->root, node->locks, node->n_children,
@@ -414,8 +453,9 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 					   node->id);
 		TRY(oracle_expect(o, "victim", best, node->id));
 	}
-	TRY(trim_amount(o, node, event->n));
-	TRY(trim_order(o, node, event->n));
+	TRY(trim_amount(o, node, event->n, node->detached ? 0 : excess));
+	if (!excess)
+		TRY(trim_order(o, node, event->n));
 	if (!node->detached)
 		o->counters.victim_age_ns = run->record->now_ns - node->touched_ns;
 	for (uint32_t i = 0; i < event->n; i++) {

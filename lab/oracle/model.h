@@ -142,6 +142,7 @@ struct model_namespace {
 	uint64_t digest[2];
 	uint32_t root;
 	uint32_t opened;
+	uint32_t limit; /* of cached pages, 0: none */
 	struct kvt_tally tally;
 };
 

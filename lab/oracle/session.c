@@ -212,22 +212,21 @@ static int apply_session_gone(struct kvt_oracle *o, struct model_session *s, uin
 static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 {
 	const struct kvt_record *record = o->run.record;
-	uint64_t number = record->value, digest[2];
+	uint64_t digest[2];
+	uint32_t number = (uint32_t)record->value;
 	struct model_namespace *ns;
 	uint32_t n = 0;
 
 	if (number == 0 || number >= o->config.max_namespaces || record->n_keys != 4)
-		return oracle_fail(o, "namespace %llu was opened", (unsigned long long)number);
+		return oracle_fail(o, "namespace %u was opened", number);
 	memcpy(digest, record->keys, sizeof(digest));
 	ns = &o->namespaces[number];
 	for (uint32_t i = 0; i <= o->config.max_namespaces; i++)
 		if (i != number && o->namespaces[i].used &&
 		    memcmp(o->namespaces[i].digest, digest, sizeof(digest)) == 0)
-			return oracle_fail(o, "one digest is namespace %u and %llu", i,
-					   (unsigned long long)number);
+			return oracle_fail(o, "one digest is namespace %u and %u", i, number);
 	if (ns->used && memcmp(ns->digest, digest, sizeof(digest)) != 0)
-		return oracle_fail(o, "namespace %llu is in use by another digest",
-				   (unsigned long long)number);
+		return oracle_fail(o, "namespace %u is in use by another digest", number);
 	for (uint32_t i = 1; i < o->config.max_namespaces; i++)
 		n += s->opened[i];
 	if (!s->opened[number] && o->config.max_opened && n >= o->config.max_opened)
@@ -237,12 +236,23 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 	if (!ns->used)
 		ns->tally = (struct kvt_tally){ 0 };
 	ns->used = true;
+	ns->limit = (uint32_t)(record->value >> 32);
 	memcpy(ns->digest, digest, sizeof(digest));
 	if (!s->opened[number]) {
 		s->opened[number] = 1;
 		ns->opened++;
 	}
 	return 0;
+}
+
+static int apply_limit(struct kvt_oracle *o)
+{
+	uint32_t number = (uint32_t)o->run.record->value;
+
+	if (number == 0 || number >= o->config.max_namespaces || !o->namespaces[number].used)
+		return oracle_fail(o, "namespace %u, which is not in use, got a limit", number);
+	o->namespaces[number].limit = (uint32_t)(o->run.record->value >> 32);
+	return events_done(o);
 }
 
 /* True if a namespace may be emptied: no session has it open or locks it. */
@@ -332,6 +342,8 @@ int session_apply(struct kvt_oracle *o)
 		TRY(apply_background(o));
 		return events_done(o);
 	}
+	if (record->kind == KVT_REC_NAMESPACE && session == 0)
+		return apply_limit(o);
 	if (session == 0 || session > o->config.max_sessions ||
 	    o->sessions[session].state == KVT_SESSION_FREE)
 		return oracle_fail(o, "no such session: %u", session);

@@ -134,6 +134,8 @@ static int start(const char *options)
 	core.coalesce_threshold = (uint32_t)config.coalesce_threshold;
 	core.patience_ns = (uint64_t)config.coalesce_patience_ms * 1000000;
 	rc = kvt_config_sides(&config, &core.n_sides, core.side_pages, why);
+	if (rc == 0)
+		rc = kvt_config_limits(&config, &core, why);
 	if (rc) {
 		fprintf(stderr, "core: %s\n", why);
 		return rc;

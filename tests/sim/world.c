@@ -89,6 +89,19 @@ static void choose_sides(struct sim *sim)
 							     sim_between(sim, 5, 256);
 }
 
+/* Limit the cached pages of each namespace, and of the first one by its digest. */
+static void choose_limits(struct sim *sim)
+{
+	struct kvt_core_config *c = &sim->config;
+
+	if (!sim_chance(sim, 400))
+		return;
+	c->space_pages = sim_between(sim, 1, c->n_pages / 2);
+	c->n_space_limits = sim_below(sim, 2);
+	c->space_limits[0].pages = sim_below(sim, c->n_pages / 2);
+	snprintf(c->space_limits[0].name, sizeof(c->space_limits[0].name), "%016x%016x", 1, 7);
+}
+
 /* Sequences that share points, and few refusals: what concerns side pages happens often. */
 static void choose_focus(struct sim *sim)
 {
@@ -159,6 +172,7 @@ static void choose_config(struct sim *sim)
 	choose_sides(sim);
 	if (sim->focus)
 		choose_focus(sim);
+	choose_limits(sim);
 	sim->alphabet = sim_between(sim, 1, 3);
 	sim->longest = sim_between(sim, 2 * c->page_size, c->n_pages * c->page_size);
 	if (sim->longest > SIM_MAX_KEYS)
@@ -226,6 +240,8 @@ void sim_restart(struct sim *sim)
 	char why[512] = "";
 	int error;
 
+	if (sim->config.space_pages && sim_chance(sim, 200))
+		sim->config.space_pages = sim_between(sim, 1, sim->config.n_pages / 2);
 	free(sim->heir); /* of one that died before it took over */
 	sim->heir = zeroed(sim->scratch_bytes);
 	error = kvt_core_adopt(&core, &sim->config, sim->arena, sim->ledger, sim->heir, &hooks,

@@ -267,4 +267,34 @@ TEST(reload_takes_what_may_change_and_names_the_rest)
 	assert_string_equal(changed, "");
 }
 
+static int limits(const char *text, struct kvt_core_config *core)
+{
+	char option[512];
+
+	*core = (struct kvt_core_config){ .n_pages = 1001 };
+	snprintf(option, sizeof(option), "--namespace-pages=%s", text);
+	assert_int_equal(parse(option, NULL, NULL), 0);
+	return kvt_config_limits(&config, core, why);
+}
+
+TEST(limits_of_namespaces_have_names_with_blanks_and_commas_or_are_of_all)
+{
+	struct kvt_core_config core;
+
+	assert_int_equal(limits("", &core), 0);
+	assert_int_equal(core.space_pages + core.n_space_limits, 0);
+	assert_int_equal(limits(" salt 'a', model 'b=c' = 25% ; x=7; 50%", &core), 0);
+	assert_int_equal(core.space_pages, 500);
+	assert_int_equal(core.n_space_limits, 2);
+	assert_string_equal(core.space_limits[0].name, "salt 'a', model 'b=c'");
+	assert_int_equal(core.space_limits[0].pages, 250);
+	assert_string_equal(core.space_limits[1].name, "x");
+	assert_int_equal(core.space_limits[1].pages, 7);
+	assert_int_equal(limits("a=", &core), -EINVAL);
+	assert_int_equal(limits("=5", &core), -EINVAL);
+	assert_int_equal(limits("a=5x", &core), -EINVAL);
+	assert_int_equal(limits("a=101%", &core), -EINVAL);
+	assert_int_equal(limits("-1", &core), -EINVAL);
+}
+
 TEST_GROUP(make_path, remove_path)
