@@ -7,9 +7,9 @@ import model
 import numpy as np
 
 
-def _tensors(values, prefix, width_in=1, deviation=0.05):
+def _tensors(values, prefix, width_in=1, deviation=0.05, seed=5):
     """Those of the first layer of a model, under another name. width_in: of its attention, times."""
-    random, width = np.random.default_rng(5), values["hidden_size"]
+    random, width = np.random.default_rng(seed), values["hidden_size"]
     for name, size in model.shapes(values):
         if name.startswith("model.layers.0."):
             if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
@@ -57,12 +57,12 @@ MIMO = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "attention_
 """Overrides of model.config() for a model with a layer for MTP."""
 
 
-def mimo(folder, **more):
+def mimo(folder, seed=0, **more):
     """Such a model, and that layer in its files."""
     values = model.config(**MIMO)
     ones, one = np.ones(values["hidden_size"], np.float32), np.eye(values["hidden_size"])
     at = "model.mtp_layers.0."
-    return str(model.write(folder, **more, **MIMO, tensors={
-        **dict(_tensors(values, at)),
+    return str(model.write(folder, seed, **more, **MIMO, tensors={
+        **dict(_tensors(values, at, seed=seed + 5)),
         **{f"{at}{name}_layernorm.weight": ones for name in ("token", "hidden", "final")},
         f"{at}input_proj.weight": np.hstack([0.3 * one, one]).astype(np.float32)}))

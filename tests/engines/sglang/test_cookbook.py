@@ -5,6 +5,7 @@ that kind whose shape is in tests/kvtctl/models; nothing is loaded."""
 import pathlib
 import shlex
 
+import heads
 import pytest
 from published import shapes, write  # noqa: F401
 
@@ -124,3 +125,24 @@ def test_a_line_of_the_cookbook(page, line, shape, refused, shapes, resolved):  
 @pytest.mark.parametrize("options, refused", SET)
 def test_what_sglang_resolves_counts(options, refused, shapes, resolved):  # noqa: F811
     expect(resolved("Qwen3 30B A3B", shapes["Qwen3 30B A3B"][1], options), refused)
+
+
+TREE = ("--page-size 16 --speculative-algorithm {} --speculative-num-draft-tokens 6 "
+        "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-draft-model-path {}")
+
+
+@pytest.mark.parametrize("algorithm, backend, says", [
+    ("EAGLE", "torch_native", r"eagle_topk > 1 with page_size > 1 is only supported on"),
+    ("EAGLE", "triton", None), ("EAGLE3", "triton", None), ("EAGLE", "fa3", None),
+    ("NGRAM", "torch_native", r"eagle_topk\(10\) > 1 with page_size\(16\) > 1"),
+    ("NGRAM", "triton", "only supported for the 'flashinfer' backend")])
+def test_trees_on_pages_of_several_positions_are_sglang_s_to_refuse(
+        algorithm, backend, says, shapes, resolved, tmp_path):  # noqa: F811
+    options = TREE.format(algorithm, heads.eagle(tmp_path / "head"))
+    options = f"{options} --attention-backend {backend}"
+    shape = "Llama 3.1 8B", shapes["Llama 3.1 8B"][1]
+    if says is None:
+        expect(resolved(*shape, options), None)
+    else:
+        with pytest.raises(ValueError, match=says):
+            resolved(*shape, options)
