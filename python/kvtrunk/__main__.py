@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import sys
 
@@ -51,5 +52,17 @@ def main() -> int:
     return 0
 
 
+def _run() -> int:
+    """main(), whose output cannot be lost without a word."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except OSError as error:
+        print(f"kvtrunk: cannot write the output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit fails, too
+        return 1
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())
