@@ -169,7 +169,8 @@ const struct kvt_error *kvt_client_error(const struct kvt_client *client);
  * frees what the late completion brings (leases, pages), during later calls. What the operation
  * frees (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of INSERT its pages belong
  * to the library, which frees those that the tree does not take. A call that could not even be
- * submitted in time returns -EAGAIN instead: nothing happened. */
+ * submitted in time returns -EAGAIN instead: nothing happened. It waits for room that operations in
+ * flight hold; answers that were not reaped hold none from it. */
 void kvt_client_set_timeout(struct kvt_client *client, int64_t timeout_ns);
 
 /** Ask `interrupted` about every 50 ms while a call of this process sleeps, on the caller's thread,

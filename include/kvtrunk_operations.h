@@ -141,9 +141,9 @@ struct kvt_result {
 };
 
 /** Submit without waiting. Visible to the daemon at once. At most cq_entries operations are in
- * flight. -EAGAIN: rings or areas are full: reap and release first. -E2BIG: larger than the areas.
- * -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a count without its array.
- * -ECONNRESET. */
+ * flight. -EAGAIN: rings or areas are full: reap and release first, or wait for an answer.
+ * -E2BIG: larger than the areas. -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a
+ * count without its array. -ECONNRESET. */
 int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
 
 /** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns their

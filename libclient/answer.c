@@ -15,7 +15,7 @@
 #include "libclient/table.h"
 
 #define SLOT_BITS 17 /* of kvt_result.slot; the rest are of the slot's generation */
-_Static_assert(2 * (KVT_SEGMENT_BYTES_MAX / sizeof(struct kvt_cqe)) + 2 < 1u << SLOT_BITS,
+_Static_assert(2 * (KVT_SEGMENT_BYTES_MAX / sizeof(struct kvt_cqe)) + 5 < 1u << SLOT_BITS,
 	       "a slot's number fits beside its generation");
 
 #define WORD(word) result->word = words->word;
@@ -41,6 +41,7 @@ void kvt_client_decode_answer(struct kvt_result *result, const struct kvt_cqe *c
 static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct kvt_cqe *cqe,
 		  struct kvt_result *result)
 {
+	const uint32_t *list = slot->copy ? slot->copy : client->ring.list + slot->list.at;
 	uint32_t n_list;
 
 	memset(result, 0, sizeof(*result));
@@ -80,12 +81,12 @@ static int decode(struct kvt_client *client, struct kvt_slot *slot, const struct
 			return -EPROTO;
 		n_list -= (uint32_t)behind;
 		result->n_sides = (uint32_t)behind - 1;
-		result->sides = client->ring.list + slot->list.at + n_list + 1;
+		result->sides = list + n_list + 1;
 	}
 	/* Behind the table, if there was room. */
 	if (slot->op == KVT_OP_BEGIN && n_list < slot->list.n)
-		result->shared = client->ring.list[slot->list.at + n_list];
-	result->twins = client->ring.list + slot->list.at;
+		result->shared = list[n_list];
+	result->twins = list;
 	result->pages = result->twins + 2 * (size_t)result->n_twins;
 	result->n_pages = n_list - 2 * result->n_twins;
 	return 0;
@@ -216,6 +217,7 @@ void kvt_answer_retry(struct kvt_client *client)
 		if (!undo(client, number))
 			return;
 		client->undo.first = next;
+		client->undo.n--;
 		if (!next)
 			client->undo.last = 0;
 	}
@@ -338,7 +340,18 @@ void kvt_answer_keep(struct kvt_client *client, uint32_t number, const struct kv
 		   client->slots[number].state == KVT_SLOT_SPARE);
 	client->slots[number].cqe = *cqe;
 	client->slots[number].state = KVT_SLOT_DONE;
+	kvt_area_give(&client->keys, client->slots[number].keys);
+	client->slots[number].keys.n = 0;
 	kvt_slot_push(client, &client->done, number);
+}
+
+bool kvt_answer_leave_areas(struct kvt_client *client)
+{
+	bool moved = false;
+
+	for (uint32_t i = client->done.first; i; i = client->slots[i].next)
+		moved |= kvt_slot_copy_list(client, &client->slots[i]);
+	return moved;
 }
 
 int kvt_answer_keep_next(struct kvt_client *client)

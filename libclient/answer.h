@@ -20,6 +20,9 @@
 int kvt_answer_take(struct kvt_client *client, struct kvt_cqe *cqe);
 /** Keep an answer for kvt_reap(). */
 void kvt_answer_keep(struct kvt_client *client, uint32_t number, const struct kvt_cqe *cqe);
+/** Move kept answers out of the areas, for a call that waits: its caller cannot reap meanwhile.
+ * False: there is nothing to move. */
+bool kvt_answer_leave_areas(struct kvt_client *client);
 /** Take one answer and keep it. -EPROTO. */
 int kvt_answer_keep_next(struct kvt_client *client);
 /** Decode an answer for the caller. Its slot stays held while its list is read. -EPROTO. */

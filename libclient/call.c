@@ -28,13 +28,28 @@ static int check_alive(struct kvt_client *client)
 	return 0;
 }
 
-static int no_room(struct kvt_client *client)
+static uint32_t unreleased(const struct kvt_client *client)
 {
+	uint32_t n = 0;
+
+	for (uint32_t i = 1; i < client->n_slots; i++)
+		n += client->slots[i].state == KVT_SLOT_HELD;
+	return n;
+}
+
+/* `waited`: until the deadline, or a signal. */
+static int no_room(struct kvt_client *client, bool waited)
+{
+	uint32_t flying = client->n_flying, done = client->done.n, held = unreleased(client);
+	const char *cure = done + held ? "reap and release them" :
+					 "try again when one of them has been answered";
+
+	if (waited)
+		cure = "the daemon is stopped or busy, or a fence has not been reached";
 	return kvt_client_fail(client, -EAGAIN, 0,
-			       "no room: %u operations in flight, %u slots and %u submissions "
-			       "free: reap and release results first",
-			       client->n_flying, client->n_free,
-			       kvt_ring_sq_space(&client->ring));
+			       "no room in rings or areas: %u operations without an answer, %u "
+			       "answers to reap, %u results to release: %s", flying, done, held,
+			       cure);
 }
 
 static int submit_now(struct kvt_client *client, const struct kvt_request *request,
@@ -52,7 +67,7 @@ static int submit_now(struct kvt_client *client, const struct kvt_request *reque
 	if (rc != 0)
 		return rc;
 	rc = kvt_client_put(client, request, state, false, ret_number);
-	return rc == -EAGAIN ? no_room(client) : rc;
+	return rc == -EAGAIN ? no_room(client, false) : rc;
 }
 
 int kvt_submit(struct kvt_client *client, const struct kvt_request *request)
@@ -94,7 +109,8 @@ static int wait_failed(struct kvt_client *client, int rc)
 			       (long long)(client->timeout_ns / 1000000));
 }
 
-/* Submit; wait for room if other operations hold it. */
+/* Submit; wait for room if other operations hold it. Answers that the caller has not reaped hold
+ * none: it cannot reap before this call returns. */
 static int submit_waiting(struct kvt_client *client, const struct kvt_request *request,
 			  struct kvt_wait *wait, uint32_t *ret_number)
 {
@@ -103,11 +119,13 @@ static int submit_waiting(struct kvt_client *client, const struct kvt_request *r
 
 		if (KVT_LIKELY(rc != -EAGAIN))
 			return rc;
+		if (kvt_answer_leave_areas(client))
+			continue;
 		if (client->n_flying == 0)
-			return no_room(client); /* only the caller can make room */
+			return no_room(client, false); /* only the caller can make room */
 		rc = kvt_client_wait(client, wait);
 		if (rc == -ETIMEDOUT || rc == -EINTR) /* not submitted: this is no late answer */
-			return no_room(client);
+			return no_room(client, true);
 		if (rc != 0)
 			return wait_failed(client, rc);
 		rc = kvt_answer_keep_next(client);

@@ -28,8 +28,8 @@ static int create_rings(struct kvt_client *client, const struct kvt_client_parts
 	if (client->info.rank > 0)
 		return 0;
 	/* Twice the CQ: the caller may hold as many results, and entries that give something back
-	 * always find a slot. */
-	client->n_slots = 2 * flying + 2;
+	 * always find a slot. Three more for a call that waits (submit.c). */
+	client->n_slots = 2 * flying + 5;
 	client->slots = calloc(client->n_slots, sizeof(*client->slots));
 	if (!client->slots)
 		return -ENOMEM;
@@ -73,6 +73,8 @@ static void free_memory(struct kvt_client *client)
 	kvt_seq_destroy_all(client);
 	kvt_area_destroy(&client->keys);
 	kvt_area_destroy(&client->list);
+	for (uint32_t i = 1; client->slots && i < client->n_slots; i++)
+		free(client->slots[i].copy);
 	free(client->slots);
 	free(client->opened);
 	free(client->packet);

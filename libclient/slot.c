@@ -2,6 +2,9 @@
 
 #include "libclient/slot.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "libclient/area.h"
 
 void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32_t number)
@@ -14,6 +17,7 @@ void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32
 	else
 		list->first = number;
 	list->last = number;
+	list->n++;
 }
 
 uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list)
@@ -24,6 +28,7 @@ uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list)
 		list->first = client->slots[number].next;
 		if (!list->first)
 			list->last = 0;
+		list->n--;
 	}
 	return number;
 }
@@ -55,13 +60,41 @@ void kvt_slot_count_waiting(struct kvt_client *client, const struct kvt_slot *sl
 	waiting->list_words += waits ? slot->list.n : -(uint64_t)slot->list.n;
 }
 
+bool kvt_slot_copy_list(struct kvt_client *client, struct kvt_slot *slot)
+{
+	KVT_KEEP_ERRNO;
+	/* Behind the list of a BEGIN is its `shared`. */
+	uint32_t n = slot->cqe.n_list < slot->list.n ? slot->cqe.n_list + 1 : slot->list.n;
+
+	if (slot->list.n == 0 || slot->copy)
+		return false;
+	slot->copy = malloc(n * sizeof(*slot->copy));
+	if (!slot->copy)
+		return false;
+	memcpy(slot->copy, client->ring.list + slot->list.at, n * sizeof(*slot->copy));
+	kvt_area_give(&client->list, slot->list);
+	slot->list.n = n;
+	return true;
+}
+
+static void free_copy(struct kvt_slot *slot)
+{
+	KVT_KEEP_ERRNO;
+
+	free(slot->copy);
+	slot->copy = NULL;
+}
+
 void kvt_slot_free(struct kvt_client *client, uint32_t number)
 {
 	struct kvt_slot *slot = &client->slots[number];
 
 	KVT_ASSERT(number > 0 && slot->state != KVT_SLOT_FREE);
 	kvt_area_give(&client->keys, slot->keys);
-	kvt_area_give(&client->list, slot->list);
+	if (KVT_UNLIKELY(slot->copy != NULL))
+		free_copy(slot);
+	else
+		kvt_area_give(&client->list, slot->list);
 	slot->keys.n = slot->list.n = 0;
 	slot->state = KVT_SLOT_FREE;
 	slot->generation++;

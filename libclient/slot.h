@@ -26,6 +26,8 @@ uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list);
 uint32_t kvt_slot_take(struct kvt_client *client, uint32_t key_words, uint32_t list_words);
 /** Count a BEGIN that may wait: from its submission to its answer. */
 void kvt_slot_count_waiting(struct kvt_client *client, const struct kvt_slot *slot, bool waits);
+/** Move the list of an answer out of the list area. False: there is none, or memory is short. */
+bool kvt_slot_copy_list(struct kvt_client *client, struct kvt_slot *slot);
 /** Free a slot and its ranges. Its name, with the generation, names nothing from now on. */
 void kvt_slot_free(struct kvt_client *client, uint32_t number);
 

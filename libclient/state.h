@@ -72,6 +72,7 @@ struct kvt_slot {
 	bool waits; /* a BEGIN that the daemon may keep: counted in kvt_waiting */
 	struct kvt_extent keys;
 	struct kvt_extent list;
+	uint32_t *copy; /* DONE, HELD: the list, if it left the list area; else NULL */
 	struct kvt_cqe cqe; /* DONE, UNDO */
 };
 
@@ -79,6 +80,7 @@ struct kvt_slot {
 struct kvt_slot_list {
 	uint32_t first;
 	uint32_t last;
+	uint32_t n;
 };
 
 /** BEGINs in flight that may wait for others, and what they hold of the areas. */

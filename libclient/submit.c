@@ -296,15 +296,34 @@ static bool may_wait(const struct kvt_client *client, const struct words *words)
 		waiting->list_words + words->list <= client->list.count / 2);
 }
 
-static bool has_room(struct kvt_client *client, const struct kvt_request *request, uint32_t takes)
+/* The free slots that an entry needs. Results that the caller holds leave half a CQ to operations
+ * that only give something back (deadlock). Answers to reap leave three slots. A call that waits
+ * takes one, or two of a BEGIN with NO_WAIT; what it brings too late is given back with another. */
+static bool has_slots(const struct kvt_client *client, const struct kvt_request *request,
+		      uint32_t takes, enum kvt_slot_state state, bool waits)
 {
-	/* Operations that only give something back always find a slot (deadlock). */
 	bool gives_back = takes & KVT_TAKES_FENCE && !(takes & KVT_TAKES_LIST);
-	uint32_t left = gives_back ? 1 : 2 + client->ring.cq_mask / 2;
+	uint32_t held = gives_back ? 1 : 2 + client->ring.cq_mask / 2, least = 4;
 
-	left += two_answers(request);
-	return client->n_free >= left && client->n_flying <= client->ring.cq_mask &&
-	       kvt_ring_sq_space(&client->ring) > 0;
+	if (state == KVT_SLOT_SILENT)
+		least = 1;
+	else if (waits)
+		least = gives_back ? 1 : 2;
+	else
+		held += 3;
+	if (two_answers(request)) {
+		held++;
+		least++;
+	}
+	return client->n_free >= least &&
+	       client->n_free + (waits ? client->done.n : 0) >= held;
+}
+
+static bool has_room(struct kvt_client *client, const struct kvt_request *request, uint32_t takes,
+		     enum kvt_slot_state state, bool waits)
+{
+	return has_slots(client, request, takes, state, waits) &&
+	       client->n_flying <= client->ring.cq_mask && kvt_ring_sq_space(&client->ring) > 0;
 }
 
 /* The value of its fence word that an entry waits for, 0: none. */
@@ -346,7 +365,7 @@ static uint32_t take_slot(struct kvt_client *client, const struct kvt_request *r
 	struct kvt_slot *slot;
 	uint32_t number;
 
-	if (KVT_UNLIKELY(!has_room(client, request, words->takes)))
+	if (KVT_UNLIKELY(!has_room(client, request, words->takes, state, waits)))
 		return 0;
 	if (waiting && !waits && !may_wait(client, words))
 		return 0;

@@ -19,7 +19,7 @@ import itertools
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Generator, Optional
 
 from ._errors import Error, InvalidArgument, from_result
 from ._native import ffi, lib
@@ -74,8 +74,9 @@ class Call:
         self.refused = False
         """It failed before it was submitted, so nothing happened."""
 
-    async def wait(self) -> Optional[AsyncSequence]:
-        """Wait for the answer, in any loop."""
+    def __await__(self) -> Generator[Any, None, Optional[AsyncSequence]]:
+        """Wait for the answer, in any loop. No coroutine: one that a signal's handler keeps from its
+        first step warns that it was never awaited."""
         if not self.done:
             loop = asyncio.get_running_loop()
             future = loop.create_future()
@@ -85,7 +86,7 @@ class Call:
             if not self.done:  # again: another thread may have taken it before it saw the waiter
                 watch.futures.add(future)
                 try:
-                    await future
+                    yield from future
                 finally:
                     self.waiter = None  # it has heard
                     watch.futures.discard(future)

@@ -322,7 +322,7 @@ class Namespace(Owner):
         try:
             with client._lock:
                 client._answers().start(call)
-            sequence: Any = await call.wait()
+            sequence: Any = await call
         except Error:
             raise
         except BaseException:  # cancelled, or the loop ended
@@ -1072,14 +1072,17 @@ class Client(Owner):
         with self._lock:
             handle = self._open()
             self._slow = True
+            flying = True
             while done < len(many):
+                before = sent
                 while sent < len(many):
                     request.keys, request.n_keys = many[sent]
                     if not self._submit_one(handle, request, found[sent], self._many):
                         break
                     sent += 1
-                if self._take(handle, 1, _REAP) == 0:
-                    raise from_parts(-errno.EAGAIN, 0, "no room in rings or areas")
+                if sent == before and not flying:
+                    raise self._failure(-errno.EAGAIN)
+                flying = self._take(handle, 1, _REAP) > 0  # else all has been answered
                 while done < len(many) and found[done].native.full:
                     done += 1
         return found

@@ -258,7 +258,8 @@ class Sequence(_Held):
         """End without waiting for the daemon. A second call does nothing.
 
         What becomes of the last commit is not reported. Again: the rings are full, nothing
-        happened, and the sequence stays; reap, then try again.
+        happened, and the sequence stays: reap answers of Client.submit(), or try again when the
+        daemon has answered something.
         """
         data, n = (_NULL, 0) if keys is None else keys_of(keys)
         slot, value = _IDLE if fence is None else fence
@@ -427,7 +428,7 @@ class AsyncSequence(_Held):
 
     async def _waiting(self, call: _aio.Call, number: int) -> None:
         try:
-            await call.wait()
+            await call
         except Error as error:
             if call.refused or isinstance(error, Stale):
                 self._told = number or self._told

@@ -221,6 +221,7 @@ def test_a_signal_ends_each_call_that_waits_for_a_stopped_daemon(world, call):
     error = interrupted(waiting)
     world.go()
     assert isinstance(error, KeyboardInterrupt)
+    world.client.stats()  # takes the late answer, and submits what gives its pages back
     assert world.leases_left() == 0 and world.other.stats().private_pages == 0
 
 
@@ -327,9 +328,61 @@ def test_a_commit_passes_begins_that_wait():
             assert found.next == 192
             found.end_nowait()
 
-    with world_of({"n_pages": 4096, "max_leases": 0}) as world:
+    with world_of({"n_pages": 4096, "max_leases": 0, "coalesce_patience_ms": 600000},
+                  begin_wait=600) as world:
         asyncio.run(main(world))
         assert world.leases_left() == 0
+
+
+def test_a_call_that_waits_has_room_behind_ends_that_nothing_awaits():
+    """Each end is answered before the next is submitted, and no answer is taken meanwhile."""
+    async def begin(world):
+        ours = world.client.namespace(salt="run")
+        return await asyncio.gather(*[ours.begin_async([number]) for number in range(600)])
+
+    with world_of({"n_pages": 1024, "max_leases": 0}) as world:
+        sequences = asyncio.run(begin(world))
+        answers = world.client._answers()
+        submit = answers._submit
+
+        def answered(call):
+            code = submit(call)
+            world.other.stats()
+            return code
+
+        world.stop()
+        for each in sequences:
+            each.end_nowait()
+        world.go()
+        answers._submit = answered
+        world.client.stats()
+        world.client.alloc(1)
+        assert world.leases_left() == 0
+
+
+def test_calls_wait_for_room_that_ends_hold(world):
+    """A stopped daemon; a signal's handler continues it while the call waits."""
+    ours = world.client.namespace(salt="run")
+    old = signal.signal(signal.SIGINT, lambda *_: world.go())
+    try:
+        for call in (world.client.stats, lambda: ours.match_many([P, Q]),
+                     lambda: world.client.free(world.client.alloc(1)), lambda: ours.begin(P).end()):
+            sequences = [ours.begin([number]) for number in range(100)]
+            world.stop()
+            with pytest.raises(kvtrunk.Again, match="64 operations without an answer"):
+                for each in sequences:
+                    each.end_nowait()
+
+            def waiting(then, call=call):
+                threading.Timer(0, then).start()
+                call()
+
+            assert interrupted(waiting) is None
+            for each in sequences:
+                each.end()
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert world.leases_left() == 0
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -18,8 +18,10 @@ from kvtrunk import Request, testing
 
 PACKAGE = str(pathlib.Path(kvtrunk.__file__).parent)
 LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning")  # what is struck may warn: it was not ended
+pytestmark = [  # what is struck may warn: it was not ended, nor awaited
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:coroutine 'AsyncSequence\\._waiting' was never awaited:RuntimeWarning")]
 P = list(range(100, 300))
 
 

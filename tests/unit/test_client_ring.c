@@ -430,6 +430,128 @@ TEST_WITH(answers_that_are_held_leave_room_to_give_back, setup, teardown)
 		kvt_result_release(client, &held[--n]);
 }
 
+/* Submit a request until there is no room; its answers stay unreaped. Returns how many. */
+static uint32_t submit_all(struct kvt_request *request)
+{
+	struct kvt_request nop = { .op = KVT_OP_NOP };
+	struct kvt_result result;
+	uint32_t n = 0;
+	int rc;
+
+	while ((rc = kvt_submit(world.client, request)) == 0) {
+		n++;
+		/* Answered, so what is full is not the ring. */
+		assert_int_equal(kvt_call(world.client, &nop, &result), 0);
+	}
+	assert_int_equal(rc, -EAGAIN);
+	assert_int_equal(world.client->n_flying, 0);
+	return n;
+}
+
+static void expect_error(const char *part)
+{
+	const char *text = kvt_client_error(world.client)->text;
+
+	if (!strstr(text, part))
+		fail_msg("\"%s\" is not in: %s", part, text);
+}
+
+TEST_WITH(answers_to_reap_leave_room_for_a_call_that_waits, setup, teardown)
+{
+	struct kvt_client *client = world.client;
+	uint32_t keys[16], page, n, slots;
+	struct kvt_request match = { .op = KVT_OP_MATCH, .namespace_id = world.ns, .keys = keys,
+				     .n_keys = 16, .flags = KVT_F_LOCK };
+	struct kvt_request unlock = { .op = KVT_OP_UNLOCK, .lease = { 99, 99 } };
+	struct kvt_counters counters;
+	struct kvt_result result;
+	struct kvt_lease lease;
+
+	count_up(keys, 1, 16);
+	insert(1, 16);
+	n = submit_all(&match);
+	/* What only gives something back takes slots that a MATCH must leave. */
+	slots = submit_all(&unlock);
+	assert_true(n > 4 && slots > 4);
+	expect_error("answers to reap");
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(counters.live_leases, n);
+	assert_int_equal(kvt_alloc(client, 1, &page), 0);
+	assert_int_equal(kvt_free(client, &page, 1, KVT_IDLE), 0);
+	/* Late answers are given back, too. */
+	inside_pause(&world.inside, true);
+	kvt_client_set_timeout(client, 2000000);
+	assert_int_equal(kvt_alloc(client, 1, &page), -ETIMEDOUT);
+	kvt_client_set_timeout(client, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(counters.private_pages, 0);
+	while (n--) {
+		assert_int_equal(kvt_reap(client, &result, 1, 1), 1);
+		assert_int_equal(result.matched, 16);
+		lease = result.lease;
+		kvt_result_release(client, &result);
+		assert_int_equal(kvt_unlock(client, lease, KVT_IDLE), 0);
+	}
+	while (slots--)
+		assert_int_equal(kvt_reap(client, &result, 1, 1), 1);
+}
+
+TEST_WITH(lists_of_answers_to_reap_leave_the_area_to_a_call_that_waits, setup, teardown)
+{
+	struct kvt_client *client = inside_connect(&world.inside, 8, 64, 256, 64, 20000);
+	uint32_t lists[4][30], pages[60], n = 0;
+	struct kvt_request alloc = { .op = KVT_OP_ALLOC, .arg = 30 };
+	struct kvt_result result;
+	int rc;
+
+	while ((rc = kvt_submit(client, &alloc)) == 0)
+		n++;
+	assert_int_equal(rc, -EAGAIN);
+	assert_int_equal(n, 2);
+	/* Longer than what is left of the area: the daemon refuses it, for want of pages. */
+	assert_int_equal(kvt_alloc(client, 60, pages), -ENOSPC);
+	/* The lists are still there when they are reaped, and in order. */
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(kvt_reap(client, &result, 1, 1), 1);
+		assert_int_equal(result.n_pages, 30);
+		memcpy(lists[i], result.pages, 30 * sizeof(*result.pages));
+		for (uint32_t j = 0; j < 30; j++)
+			for (uint32_t k = 0; k < 30 * i; k++)
+				assert_int_not_equal(lists[i][j], lists[k / 30][k % 30]);
+		kvt_result_release(client, &result);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(kvt_free(client, lists[i], 30, KVT_IDLE), 0);
+	assert_int_equal(client->list.n_holes, 1);
+	inside_close(&world.inside, client);
+}
+
+TEST_WITH(a_call_waits_for_room_that_only_answers_make, setup, teardown)
+{
+	struct kvt_client *client = world.client;
+	struct kvt_seq *seqs[8];
+	struct kvt_counters counters;
+	uint32_t key;
+
+	for (key = 0; key < 8; key++)
+		assert_int_equal(kvt_seq_begin(client, world.ns, &key, 1, 0, 0, &seqs[key]), 0);
+	inside_pause(&world.inside, true);
+	for (key = 0; key < 8; key++)
+		assert_int_equal(kvt_seq_end_async(seqs[key], 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_submit(client, &(struct kvt_request){ .op = KVT_OP_NOP }), -EAGAIN);
+	expect_error("8 operations without an answer");
+	expect_error("try again when one of them has been answered");
+	kvt_client_set_timeout(client, 2000000);
+	assert_int_equal(kvt_stats(client, &counters), -EAGAIN);
+	expect_error("the daemon is stopped or busy");
+	kvt_client_set_timeout(client, 0);
+	inside_pause(&world.inside, false);
+	assert_int_equal(kvt_stats(client, &counters), 0);
+	assert_int_equal(counters.live_leases, 0);
+}
+
 /* ---------------------------------------------------------------- deadlines */
 
 static void expect_nothing_held(void)
