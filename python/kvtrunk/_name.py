@@ -13,10 +13,16 @@ what was made before: so an engine raises its generation to the last one that it
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from typing import Optional
 
 from ._client import Client, Namespace
+
+
+RUN = "KVTRUNK_RUN"
+"""In the environment: the trainer's run whose versions an engine gets. Two trainers may count theirs
+alike."""
 
 
 class Name:
@@ -31,6 +37,7 @@ class Name:
         self._version: Optional[str] = None
         self._times = 0
         """The last version given, and how many updates in a row had it."""
+        self._run = os.environ.get(RUN, "")
         self._weights = ""
         """Text that names the weights. "": alone."""
         self._alone = b""
@@ -69,18 +76,22 @@ class Name:
         self._version = None
         self._set(f"files {digest}" if digest else "")
 
-    def version(self, version: str) -> bool:
+    def version(self, version: str) -> str:
         """The trainer calls the weights so. A second update of one version is another name: it may
-        be the rest of the first. False: what they were made from is unknown."""
+        be the rest of the first. Returns why the engine is alone all the same, or ""."""
         if self._base is None:
-            return False
+            return "what the weights were made from is unknown until they are loaded from files"
+        if not self._base and not self._run:
+            return (f"the weights began as random ones, and another trainer may give its own this "
+                    f"version: start all engines of this trainer with {RUN}=NAME, of your choice")
         if version != self._version:
             self._version, self._times = version, 0
         elif not self.alone:
-            return True
+            return ""
         self._times += 1
-        self._set(f"version {self._times} of {self._base or 'random'}: {version}")
-        return True
+        run = f" in run {self._run!r}" if self._run else ""
+        self._set(f"version {self._times} of {self._base or 'random'}{run}: {version}")
+        return ""
 
     def _set(self, weights: str) -> None:
         self._weights = weights

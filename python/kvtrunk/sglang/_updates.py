@@ -90,11 +90,13 @@ class Updates:
             self._renamed("an update failed: it shares nothing until weights are loaded from disk")
         elif version is None:
             self._renamed("weights have no version: it shares nothing")
-        elif self._name.version(version):
-            self._renamed(f"weights have version {version!r}")
         else:
-            self._renamed("what the weights were made from is unknown: it shares nothing until "
-                          "weights are loaded from disk")
+            self._renamed(self._versioned(version))
+
+    def _versioned(self, version: str) -> str:
+        """A trainer has called the weights so. Returns what to log."""
+        why = self._name.version(version)
+        return f"weights have version {version!r}" + (f", but it shares nothing: {why}" if why else "")
 
     # ---- SGLang's calls
 
@@ -168,10 +170,11 @@ class Updates:
         if self._open:
             self._versions.add(request.new_version)
         else:
-            before = str(self._name)
-            self._name.version(request.new_version)
+            before, text = str(self._name), self._versioned(request.new_version)
             if str(self._name) != before:
-                self._renamed(f"weights have version {request.new_version!r}")
+                self._renamed(text)
+            elif self._name.alone:
+                logger.warning("kvtrunk: %s", text)
         return original()
 
     def sleep(self, original: Original, _request: Any) -> Any:

@@ -221,9 +221,13 @@ class Watch:
         if self.name is None:
             return
         self.unshare(None)
-        known = self.name.version(version)
-        logger.info("kvtrunk: weight version %s: this engine shares as %s from now on%s", version,
-                    self.name, "" if known else ", because an update failed before")
+        why = self.name.version(version)
+        if why:
+            logger.warning("kvtrunk: weight version %s: this engine shares with no other: %s",
+                           version, why)
+        else:
+            logger.info("kvtrunk: weight version %s: this engine shares as %s from now on", version,
+                        self.name)
 
     def _loads(self, path: Optional[str]) -> pathlib.Path:
         """The folder that reload_weights() loads from."""

@@ -237,9 +237,14 @@ def test_weights_by_ipc_have_the_version_that_comes_with_them():
     assert a.from_ipc() and a.name.alone
 
 
-def test_random_weights_share_once_they_have_a_version():
+def test_random_weights_share_once_they_have_a_version_of_a_run(monkeypatch):
+    monkeypatch.delenv("KVTRUNK_RUN", raising=False)
     a = Engine("")
     assert a.name.alone
+    a.rename("v1")
+    assert a.name.alone and not a.said
+    monkeypatch.setenv("KVTRUNK_RUN", "mine")
+    a = Engine("")
     a.rename("v1")
     assert not a.name.alone
     said = list(a.said)
