@@ -263,6 +263,7 @@ int main(int argc, char **argv)
 			return 2;
 		sim->seed = o.seed + done;
 		sim->tiny = !o.lives || done % 4 == 0;
+		sim->steady = !o.lives; /* limits that changed are no facts of the last effect */
 		sim->coverage = &coverage;
 		ok = o.lives ? one_life(sim, killer, o.steps) : one_seed(sim, killer, o.steps);
 		if (!ok) {

@@ -221,6 +221,7 @@ struct sim {
 	struct kvt_record held[SIM_HELD];
 	bool focus; /* sim_focus() */
 	bool tiny; /* set before sim_create(): small enough to check at every store */
+	bool steady; /* a restart keeps all options */
 	struct kvt_oracle *oracle;
 	struct kvt_oplog *log; /* or NULL */
 	struct sim_feed feed;

@@ -240,7 +240,7 @@ void sim_restart(struct sim *sim)
 	char why[512] = "";
 	int error;
 
-	if (sim->config.space_pages && sim_chance(sim, 200))
+	if (sim->config.space_pages && !sim->steady && sim_chance(sim, 200))
 		sim->config.space_pages = sim_between(sim, 1, sim->config.n_pages / 2);
 	free(sim->heir); /* of one that died before it took over */
 	sim->heir = zeroed(sim->scratch_bytes);
