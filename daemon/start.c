@@ -50,6 +50,7 @@
 
 #define LOCK_POLL_MS 10
 #define ENDING_MS 10000 /* longest wait for a killed process to release its files */
+#define UNKNOWN_MS 2000 /* the same, if it is not known which process has them */
 #define HOLDERS_POLL_MS 100
 #define HOLDERS_EXTEND_US 10000000 /* requested again with each poll */
 #define CALIBRATE_NS 200000ull /* a clock read of 50 ns is 0.03 % of that */
@@ -558,15 +559,25 @@ static bool asked_to_end(void)
 	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
 }
 
-/* Retry `take` while its holder is exiting, as after kill -9. -EADDRINUSE: the holder lives, or the
- * wait timed out. *holder: its pid after a refusal. */
+/* True if waiting may help: the holder is exiting, as after kill -9, or unknown. The io_uring of a
+ * dead daemon holds its socket for a moment longer, with the clients in its queue. */
+static bool may_end(pid_t holder, int waited_ms)
+{
+	return kvt_process_ending(holder) ? waited_ms < ENDING_MS :
+					    holder == 0 && waited_ms < UNKNOWN_MS;
+}
+
+/* Retry `take` while that may help. -EADDRINUSE: the holder lives, or the wait timed out. *holder:
+ * its pid after a refusal, 0 if unknown. */
 static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon, char *why),
 		  const pid_t *holder, char why[KVT_WHY_BYTES])
 {
 	int error = take(daemon, why);
 
-	for (int waited_ms = 0; error == -EADDRINUSE && waited_ms < ENDING_MS &&
-	     kvt_process_ending(*holder) && !asked_to_end(); waited_ms += LOCK_POLL_MS) {
+	for (int waited_ms = 0; error == -EADDRINUSE && may_end(*holder, waited_ms) &&
+	     !asked_to_end(); waited_ms += LOCK_POLL_MS) {
+		if (waited_ms == 0)
+			kvt_log(KVT_LOG_INFO, "waits", "why=\"%s\"", why);
 		poll(NULL, 0, LOCK_POLL_MS);
 		error = take(daemon, why);
 	}

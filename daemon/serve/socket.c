@@ -34,7 +34,8 @@
 
 /* ---- bind */
 
-/* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there. */
+/* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there, or the kernel has not
+ * released what a dead one had. listener.holder: its pid, 0 if unknown. */
 static int clear_socket(struct kvt_daemon *daemon, char *why)
 {
 	const char *path = daemon->listener.path;
@@ -64,9 +65,16 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 		unlink(path);
 		return 0;
 	}
-	if (error == 0 || error == -EAGAIN)
+	if (error == 0 && owner.pid > 0)
 		snprintf(why, KVT_WHY_BYTES, "socket %s is in use by a live process, pid %d: stop "
 			 "it, or choose another socket_path", path, (int)owner.pid);
+	else if (error == 0)
+		snprintf(why, KVT_WHY_BYTES, "socket %s is in use by a process of another PID "
+			 "namespace: stop it, or choose another socket_path", path);
+	else if (error == -EAGAIN)
+		snprintf(why, KVT_WHY_BYTES, "socket %s is in use by a process that takes no "
+			 "connections, for its queue is full: end it (ss -xlp shows it), or choose "
+			 "another socket_path", path);
 	else
 		snprintf(why, KVT_WHY_BYTES, "socket %s is in use (%s): choose another socket_path",
 			 path, strerror(-error));

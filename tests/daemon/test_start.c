@@ -232,6 +232,41 @@ TEST(a_socket_with_a_listener_is_left_alone)
 	kvt_test_daemon_remove(&daemon);
 }
 
+/* Connect until the queue is full. Returns the last connection: it does not wait. */
+static int fill_queue(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd, rc;
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	do {
+		fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		rc = connect(fd, (struct sockaddr *)&address, sizeof(address));
+	} while (rc == 0);
+	kvt_test_equal(errno, EAGAIN);
+	return fd;
+}
+
+/* So looks the socket of a daemon that was killed, until the kernel has released its io_uring. */
+TEST(a_socket_that_takes_no_connections_is_waited_for)
+{
+	struct kvt_test_daemon daemon;
+	int fd;
+
+	kvt_test_daemon_prepare(&daemon, NULL);
+	fd = kvt_test_listen(daemon.socket);
+	close(fill_queue(daemon.socket));
+	kvt_test_spawn_changed(&daemon, NULL);
+	kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon)), 3);
+	kvt_test_check(kvt_test_daemon_said(&daemon, "no connections, for its queue is full"));
+	kvt_test_spawn_changed(&daemon, NULL);
+	while (kvt_test_daemon_count(&daemon, "event=waits") < 2)
+		sched_yield();
+	close(fd);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "READY=1"));
+	kvt_test_daemon_end(&daemon);
+}
+
 /* Wait until SIGKILL has arrived while the process still holds everything, as one does that frees
  * much memory. Returns false if it has ended. */
 static bool kill_halfway(pid_t pid)
