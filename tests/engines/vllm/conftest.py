@@ -29,12 +29,13 @@ def geometry(layers=2, kv_heads=2, head_dim=64, **more):
 
 
 def flags(folder, *more):
-    """What `python -m kvtrunk.vllm flags` prints: options of a daemon, and the engine's command."""
+    """What `python -m kvtrunk.vllm flags` prints: options of a daemon, and the first engine's
+    command."""
     said = subprocess.run(
         [sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), "--block-size", str(PAGE),
          "--device", "cpu", "--pool-bytes", "16M", *more], check=True, capture_output=True,
         text=True).stdout
-    daemon, command = (line for line in said.splitlines() if not line.startswith("#"))
+    daemon, command, *_ = (line for line in said.splitlines() if not line.startswith("#"))
     options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:] if "=" in word)
     return {**{name.replace("-", "_"): value for name, value in options.items()},
             "n_pages": 0}, command

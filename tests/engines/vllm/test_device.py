@@ -27,6 +27,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _device: {})
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _device: 0)
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.add_argument("--port", type=int)  # the server's
 
     def start(options, device, free):
         monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _device: (free, device))
