@@ -336,10 +336,8 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	/* What was cached before a drop is kept out first. */
 	if (share->drops != tier->drops)
 		return 0;
-	/* Wait while all that could leave is being written, but for one, which may be the front of the
-	 * next page: if the queue has room until then. */
-	if (!tier->index.first_free && tier->n_writing &&
-	    tier->index.oldest == tier->index.youngest &&
+	/* Wait while all that could leave is being written, if the queue has room until then. */
+	if (!tier->index.first_free && !tier->index.oldest && tier->n_writing &&
 	    known->n_queued < known->queue_pages / 2)
 		return 0;
 	while ((copy->page = kvt_known_next(known, &swept)) != 0) {
