@@ -5,8 +5,8 @@
  *
  * Invariants: an operation in flight owns a record of the memory and a slot. The record of a write
  * is pinned, its slot is private; of a read it is the reverse. Writes are ended in the order in
- * which they began, so a page is found after the one in front of it. The rings have room for all
- * operations. Checksums of records are computed without the lock of the memory, in turn().
+ * which they began, so a page is found after the one in front of it. The rings have room for all operations. Checksums of records
+ * are computed without the lock of the memory, in turn().
  */
 #include <errno.h>
 #include <stdio.h>
@@ -333,6 +333,36 @@ static void entered(void *self, uint32_t entry)
 	e->used |= kvt_ghost_has(&file->ghost, &page);
 }
 
+static bool leave(void *self, uint32_t entry)
+{
+	struct kvt_file *file = self;
+	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
+	struct kvt_chain page = page_at(&file->tier->index, entry);
+
+	if (e->kept) { /* a path leaves from its end, and is as old there as that */
+		uint32_t slot = kvt_index_find(&file->slots, &page);
+
+		if (file->slots.entries[slot].pins == 0)
+			kvt_index_touch(&file->slots, slot);
+		return false;
+	}
+	if (kvt_file_is_closed(file))
+		return false;
+	if (!kvt_file_has_room(file)) {
+		file->dropped++;
+	} else if (!kvt_file_is_next(file, entry) && !file->writer.budget_bytes) {
+		file->dropped++;
+	} else if (!kvt_file_is_next(file, entry) || !kvt_writer_spend(file, e->used)) {
+		file->unpaid++;
+		file->unpaid_used += e->used;
+	} else {
+		kvt_file_write(file, entry);
+		return true;
+	}
+	kvt_ghost_add(&file->ghost, &page);
+	return false;
+}
+
 /* Take the oldest write, which has ended. What its page is behind was written before it. */
 static void end_write(struct kvt_file *file, struct kvt_file_op *op)
 {
@@ -400,8 +430,8 @@ static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 	return 0;
 }
 
-/* Give up a slot that is not as it was written. Where others are behind it, it is written again
- * with its page. */
+/* Give up a slot that is not as it was written. Where others are behind it, it is written again with
+ * its page. */
 static void spoil(struct kvt_file *file, const struct kvt_file_op *op)
 {
 	struct kvt_index_entry *slot = &file->slots.entries[op->slot];
@@ -455,10 +485,14 @@ static struct kvt_file_op *next_to_check(struct kvt_file *file)
 	return op;
 }
 
-void kvt_file_turn(struct kvt_file *file)
+static void turn(void *self)
 {
+	struct kvt_file *file = self;
 	struct kvt_file_op *op;
 
+	kvt_tier_lock(file->tier);
+	kvt_writer_turn(file);
+	kvt_tier_unlock(file->tier);
 	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file)) != NULL; n++) {
 		if (op->kind == KVT_FILE_WRITE || is_whole(file, op->result))
 			kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry),
@@ -490,8 +524,8 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 struct kvt_below kvt_file_below(struct kvt_file *file)
 {
 	return (struct kvt_below){ .self = file, .fd = file->ring.ring_fd, .has = has,
-				   .read = begin_read, .arrived = arrived,
-				   .entered = entered };
+				   .read = begin_read, .arrived = arrived, .turn = turn,
+				   .entered = entered, .leave = leave };
 }
 
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file)

@@ -516,7 +516,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 			release(file);
 		return rc;
 	}
-	tier->below[tier->n_below++] = kvt_writer_below(file);
+	tier->below[tier->n_below++] = kvt_file_below(file);
 	*ret_file = file;
 	return 0;
 }

@@ -102,10 +102,6 @@ bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry);
 /** Begin to write a page of the memory that is next, where there is room. The next turn() starts
  * it. */
 void kvt_file_write(struct kvt_file *file, uint32_t entry);
-/** Compute checksums, start writes that have begun, and take what has ended. Without the lock of
- * the memory. */
-void kvt_file_turn(struct kvt_file *file);
-/** The tier, without turn() and leave(): those are the writer's. */
 struct kvt_below kvt_file_below(struct kvt_file *file);
 
 #endif

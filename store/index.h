@@ -16,8 +16,8 @@
  *
  * A prefix ends at the first page that is missing, so a page must leave before the one in front of
  * it: each pins its front. A use touches one entry, and the pins keep the path in front of it. An
- * entry that leaves hands its `used` and `passed` to its front. That leaves next, unless it was
- * used later itself. So a path is as old as its last use, as if each use had touched all of it.
+ * entry that leaves hands its `used` and `passed` to its front. That leaves next, unless it was used
+ * later itself. So a path is as old as its last use, as if each use had touched all of it.
  */
 
 #include <stdbool.h>

@@ -19,14 +19,6 @@ static uint64_t name_of(const struct kvt_index_entry *e)
 	return name;
 }
 
-static struct kvt_chain chain_of(const struct kvt_index_entry *e)
-{
-	struct kvt_chain page = { { 0 } };
-
-	memcpy(page.digest, e->key, KVT_CHAIN_KEY_BYTES);
-	return page;
-}
-
 /* The entry of a page that was noted, NULL: it has left, or another has its place. */
 static struct kvt_index_entry *entry_of(const struct kvt_file *file,
 					const struct kvt_writer_page *page)
@@ -77,8 +69,7 @@ static bool has_spare(struct kvt_file *file)
 	return !file->writer.budget_bytes || file->writer.left_bytes >= most_bytes(file) / 2;
 }
 
-/* Take the budget for a page, `used` or not. False: there is none for it now. */
-static bool spend(struct kvt_file *file, bool used)
+bool kvt_writer_spend(struct kvt_file *file, bool used)
 {
 	struct kvt_writer *writer = &file->writer;
 
@@ -167,7 +158,7 @@ static bool write_path(struct kvt_file *file, uint32_t *steps)
 		if (!e->kept) {
 			if (!kvt_file_has_room(file))
 				return false;
-			if (!spend(file, used)) {
+			if (!kvt_writer_spend(file, used)) {
 				if (!used)
 					pass(file);
 				return !used;
@@ -193,8 +184,8 @@ bool kvt_writer_go(struct kvt_file *file, uint32_t *steps)
 
 /* ---- which one is next */
 
-/* True if a page leaves soon: next, or when a tenth of the memory is used. Each page that comes is
- * a use. */
+/* True if a page leaves soon: next, or when a tenth of the memory is used. Each page that comes is a
+ * use. */
 static bool leaves_soon(const struct kvt_tier *tier, uint32_t entry)
 {
 	const struct kvt_index *index = &tier->index;
@@ -230,56 +221,11 @@ static uint32_t look(struct kvt_file *file, uint32_t *steps)
 	return 0;
 }
 
-/* ---- the tier */
-
-static void turn(void *self)
+void kvt_writer_turn(struct kvt_file *file)
 {
-	struct kvt_file *file = self;
 	uint32_t steps = STEPS_MOST, entry;
 
-	kvt_tier_lock(file->tier);
 	while (!file->writer.closing && kvt_writer_go(file, &steps) && !kvt_file_is_closed(file) &&
 	       (entry = look(file, &steps)) != 0)
 		kvt_writer_begin(file, entry);
-	kvt_tier_unlock(file->tier);
-	kvt_file_turn(file);
-}
-
-static bool leave(void *self, uint32_t entry)
-{
-	struct kvt_file *file = self;
-	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
-	struct kvt_chain page = chain_of(e);
-
-	if (e->kept) { /* a path leaves from its end, and is as old there as that */
-		uint32_t slot = kvt_index_find(&file->slots, &page);
-
-		if (file->slots.entries[slot].pins == 0)
-			kvt_index_touch(&file->slots, slot);
-		return false;
-	}
-	if (kvt_file_is_closed(file))
-		return false;
-	if (!kvt_file_has_room(file)) {
-		file->dropped++;
-	} else if (!kvt_file_is_next(file, entry) && !file->writer.budget_bytes) {
-		file->dropped++;
-	} else if (!kvt_file_is_next(file, entry) || !spend(file, e->used)) {
-		file->unpaid++;
-		file->unpaid_used += e->used;
-	} else {
-		kvt_file_write(file, entry);
-		return true;
-	}
-	kvt_ghost_add(&file->ghost, &page);
-	return false;
-}
-
-struct kvt_below kvt_writer_below(struct kvt_file *file)
-{
-	struct kvt_below below = kvt_file_below(file);
-
-	below.turn = turn;
-	below.leave = leave;
-	return below;
 }

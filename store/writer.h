@@ -21,8 +21,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/below.h"
-
 struct kvt_file;
 
 #define KVT_WRITER_PATH 8192u
@@ -45,12 +43,16 @@ struct kvt_writer {
 	struct kvt_writer_page path[KVT_WRITER_PATH]; /* the last ones that were noted, a ring */
 };
 
-/** The tier of a file, as below.h says: its turns begin to write what is next. */
-struct kvt_below kvt_writer_below(struct kvt_file *file);
-/** Turn to the path that ends with a page of the memory. With its lock, and so is the next. */
+/* All with the lock of the memory. */
+
+/** Begin to write what is to be written next. */
+void kvt_writer_turn(struct kvt_file *file);
+/** Turn to the path that ends with a page of the memory. */
 void kvt_writer_begin(struct kvt_file *file, uint32_t entry);
 /** Go on with it, at most so many pages. True: nothing of it is left to write. False: call again,
  * with none left of `steps` at once, else when a write has ended. */
 bool kvt_writer_go(struct kvt_file *file, uint32_t *steps);
+/** Take the budget for a page, `used` or not. False: there is none for it now. */
+bool kvt_writer_spend(struct kvt_file *file, bool used);
 
 #endif

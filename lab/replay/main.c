@@ -264,8 +264,8 @@ static void check(struct kvt_replay_options *options)
 			    "each of %u instances", options->n_instances);
 	if ((options->store_file_pages && !options->store_pages) ||
 	    (options->store_write_bytes && !options->store_file_pages))
-		usage_error("--store-file N is for a store with --store N, and "
-			    "--store-write-bytes N for its file: give both");
+		usage_error("--store-file N is for a store with --store N, and --store-write-bytes N "
+			    "for its file: give both");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)

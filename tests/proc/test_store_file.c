@@ -161,8 +161,8 @@ static uint32_t serve(const uint32_t *prompt)
 	return kvt_test_side_serve(&own, prompt, N);
 }
 
-/* Serve prompts for the first time, let an empty store copy them, and evict them. Its memory has
- * room for two: the older one, which leaves next, is to be written before it must. */
+/* Serve prompts for the first time, let an empty store copy them, and evict them. Its memory has room
+ * for two: the older one, which leaves next, is to be written before it must. */
 static void keep(uint32_t n)
 {
 	struct kvt_store_status before;
@@ -196,8 +196,8 @@ TEST_WITH(what_left_the_memory_is_loaded_from_the_file, start, stop)
 	status = kvt_test_store_status(&own.peer);
 	kvt_test_check(status.pages <= 128);
 	kvt_test_check(status.file_pages >= (PROMPTS - 2) * PAGES);
-	/* All but the last page of each is reused. The last prompt, which is not written yet,
-	 * leaves for these loads: as much of it is written as the disk is quick. */
+	/* All but the last page of each is reused. The last prompt, which is not written yet, leaves
+	 * for these loads: as much of it is written as the disk is quick. */
 	kvt_test_equal(serve_again(0, PROMPTS - 1), (PROMPTS - 1) * (PAGES - 1));
 	serve_again(PROMPTS - 1, 1);
 	status = settled(0);
