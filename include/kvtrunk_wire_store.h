@@ -93,9 +93,6 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(GAUGE, file_pages, "Pages that are in the file.")                                        \
 	X(COUNTER, file_written_pages, "Pages written to the file.")                               \
 	X(COUNTER, file_dropped_pages, "Pages that left the memory and were not written in time.") \
-	X(GAUGE, file_budget_bytes, "Most that is written to the file in a second. 0: no limit.")  \
-	X(COUNTER, file_budget_dropped_pages, "Pages that left, unwritten, for want of budget.")   \
-	X(COUNTER, file_budget_used_pages, "Of these: pages that had come back.")                  \
 	X(COUNTER, file_read_pages, "Pages read from the file.")                                   \
 	X(COUNTER, file_bad_pages, "Pages of the file that were not as they were written.")        \
 	X(GAUGE, file_closed, "1 while the file is not read: its disk fails often, or is slow.")   \
@@ -114,6 +111,6 @@ struct kvt_store_status {
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 360, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 336, "kvt_store_status");
 
 #endif
