@@ -12,9 +12,11 @@
  */
 
 /** Nodes whose side pages are counted. */
-/** True if namespaces may have limits. */
-#define KVT_LIMITED(c) ((c)->space_pages || (c)->n_space_limits)
 #define KVT_SIDED_NODES(c) ((c)->n_sides ? (c)->max_nodes : 0)
+/** True if namespaces may have limits; nodes and namespaces that are in order for that. */
+#define KVT_LIMITED(c) ((c)->space_pages || (c)->n_space_limits)
+#define KVT_LIMITED_NODES(c) (KVT_LIMITED(c) ? (c)->max_nodes : 0)
+#define KVT_LIMITED_SPACES(c) (KVT_LIMITED(c) ? (c)->max_namespaces : 0)
 
 /** Facts and derived fields in the same records: copied before each rebuild. */
 #define KVT_SHADOW_COPIES(X)                                                                      \
@@ -37,9 +39,9 @@
 	X(sealers, c->max_nodes)                                                                  \
 	X(sides_in, KVT_SIDED_NODES(c))                                                           \
 	X(side_top, KVT_SIDED_NODES(c))                                                           \
-	X(leaves, KVT_LIMITED(c) ? c->max_nodes : 0)                                              \
-	X(leaves_in, KVT_LIMITED(c) ? c->max_namespaces : 0)                                      \
-	X(over_at, KVT_LIMITED(c) ? c->max_namespaces : 0)                                        \
+	X(leaves, KVT_LIMITED_NODES(c))                                                           \
+	X(leaves_in, KVT_LIMITED_SPACES(c))                                                       \
+	X(over_at, KVT_LIMITED_SPACES(c))                                                         \
 	X(pointed, c->n_leases + 1ull)                                                            \
 	X(pointed_at, c->n_leases + 1ull)                                                         \
 	X(page_mark, ((uint64_t)c->n_pages + c->max_nodes + c->n_pending) / 64 + 1)

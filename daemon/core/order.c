@@ -114,18 +114,17 @@ static uint64_t excess(const struct kvt_core *core, uint32_t id)
 bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
 		     uint32_t b)
 {
-	const struct kvt_node *x = kvt_node_at(core, a), *y = kvt_node_at(core, b);
+	const struct kvt_node *x, *y;
 
-	switch (heap->of) {
-	case KVT_HEAP_OVER:
+	if (heap->of == KVT_HEAP_OVER)
 		return excess(core, a) != excess(core, b) ? excess(core, a) > excess(core, b) :
 							    a < b;
-	case KVT_HEAP_EXPIRY:
+	x = kvt_node_at(core, a);
+	y = kvt_node_at(core, b);
+	if (heap->of == KVT_HEAP_EXPIRY)
 		return x->expiry_ns != y->expiry_ns ? x->expiry_ns < y->expiry_ns :
 						      x->start < y->start;
-	default:
-		return kvt_policies[core->config.policy].before(core, x, y);
-	}
+	return kvt_policies[core->config.policy].before(core, x, y);
 }
 
 uint32_t *kvt_heap_place(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t id)

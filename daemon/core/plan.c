@@ -187,8 +187,7 @@ static void carve_shadow(struct kvt_core *shadow, const struct kvt_core_config *
 	shadow->buckets = carve(scratch, bucket_count(c), sizeof(kvt_bucket));
 	shadow->heap.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	shadow->expiry.nodes = carve(scratch, c->max_nodes, sizeof(uint32_t));
-	shadow->over.nodes = carve(scratch, KVT_LIMITED(c) ? c->max_namespaces : 0,
-				   sizeof(uint32_t));
+	shadow->over.nodes = carve(scratch, KVT_LIMITED_SPACES(c), sizeof(uint32_t));
 	shadow->detached = carve(scratch, c->max_nodes, sizeof(uint32_t));
 	shadow->compact = carve(scratch, c->max_nodes, sizeof(uint32_t));
 }
@@ -218,12 +217,10 @@ static struct kvt_core_sizes carve_scratch(struct kvt_core *core, const struct k
 	hot = scratch.at;
 	core->heap.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->expiry.nodes = carve(&scratch, c->max_nodes, sizeof(uint32_t));
-	core->leaves = carve(&scratch, KVT_LIMITED(c) ? c->max_nodes : 0, sizeof(*core->leaves));
-	core->leaves_in = carve(&scratch, KVT_LIMITED(c) ? c->max_namespaces : 0,
-				sizeof(uint32_t));
-	core->over_at = carve(&scratch, KVT_LIMITED(c) ? c->max_namespaces : 0, sizeof(uint32_t));
-	core->over.nodes = carve(&scratch, KVT_LIMITED(c) ? c->max_namespaces : 0,
-				 sizeof(uint32_t));
+	core->leaves = carve(&scratch, KVT_LIMITED_NODES(c), sizeof(*core->leaves));
+	core->leaves_in = carve(&scratch, KVT_LIMITED_SPACES(c), sizeof(uint32_t));
+	core->over_at = carve(&scratch, KVT_LIMITED_SPACES(c), sizeof(uint32_t));
+	core->over.nodes = carve(&scratch, KVT_LIMITED_SPACES(c), sizeof(uint32_t));
 	core->detached = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->compact = carve(&scratch, c->max_nodes, sizeof(uint32_t));
 	core->views = carve(&scratch, c->max_sessions + 1ull, sizeof(struct kvt_core_view));

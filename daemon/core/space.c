@@ -57,13 +57,14 @@ void kvt_spaces_limit(struct kvt_core *core)
 
 	for (uint32_t id = 1; id < core->config.max_namespaces; id++) {
 		struct kvt_namespace_record *space = &core->namespaces[id];
+		uint32_t limit = space->flags ? limit_of(core, id) : space->limit;
 
-		if (!space->flags || space->limit == limit_of(core, id))
+		if (space->limit == limit)
 			continue;
 		kvt_record_start(core);
 		kvt_mutation_begin(core);
 		kvt_save(core, space, sizeof(*space));
-		space->limit = limit_of(core, id);
+		space->limit = limit;
 		kvt_record_emit(core, KVT_REC_NAMESPACE, 0, record_value(core, id));
 		kvt_mutation_end(core);
 		changed = true;

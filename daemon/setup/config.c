@@ -17,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/core/config.h"
 #include "shm/assert.h"
 #include "shm/nearest.h"
 #include "shm/size.h"

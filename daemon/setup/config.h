@@ -16,7 +16,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "daemon/core/config.h"
 #include "daemon/setup/options.h"
 #include "kvtrunk_wire.h"
 
@@ -94,6 +93,7 @@ const char *kvt_config_get(const struct kvt_config *config, const char *key, cha
 int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES]);
 
+struct kvt_core_config;
 /** Parse the option `namespace_pages` into the limits of namespaces; needs to->n_pages. */
 int kvt_config_limits(const struct kvt_config *config, struct kvt_core_config *to,
 		      char why[KVT_WHY_BYTES]);
