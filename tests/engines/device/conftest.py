@@ -60,10 +60,26 @@ class Host:
         self._stack.callback(server.kill)
         return server
 
+    def start_two(self):
+        """Two engines, which are ready, on the driver's memory."""
+        engines = self.start(), self.start()
+        for each in engines:
+            each.wait()
+        assert self.client.info.backend == "cuda-vmm"
+        said = engines[0].said()
+        assert "was not proved" in said and "device Stand-in" in said
+        return engines
+
+    def expect_unharmed(self):
+        """No page of others was changed, and all that the daemon knows agrees."""
+        assert self.daemon.kvtctl("audit").startswith("clean")
+        assert not self.pattern.changed()
+
 
 @contextlib.contextmanager
-def hosting(daemon_options, words, variables, logs):
-    """A daemon, and engines with these words and variables."""
+def hosting(daemon_options, words, behind, variables, logs):
+    """A daemon, and engines with these words, those behind them, and variables."""
+    assert not set(behind) & set(NEVER)
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(testing.daemon(supervise=True, **daemon_options))
-        yield Host(daemon, words, variables, logs, stack)
+        yield Host(daemon, [*words, *behind], variables, logs, stack)
