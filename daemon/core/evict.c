@@ -101,6 +101,18 @@ void kvt_evict_path_last(struct kvt_core *core, uint32_t n, uint32_t path_node)
 	kvt_evict_pages(core, n);
 }
 
+void kvt_evict_path_end(struct kvt_core *core, uint32_t n, uint32_t leaf)
+{
+	while (n > 0) {
+		uint32_t parent = core->nodes[leaf].parent, pages = kvt_node_last(core, leaf, n);
+		bool whole = pages == core->nodes[leaf].n_slots;
+
+		n -= kvt_min(n, kvt_node_trim(core, leaf, pages, 0));
+		if (whole)
+			leaf = parent;
+	}
+}
+
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n)
 {
 	KVT_ASSERT(n < core->config.max_nodes);

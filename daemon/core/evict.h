@@ -13,6 +13,9 @@
 void kvt_evict_pages(struct kvt_core *core, uint32_t n);
 /** The same, but pages on the path to a node go last: what a BEGIN matches, for its own room. */
 void kvt_evict_path_last(struct kvt_core *core, uint32_t n, uint32_t path_node);
+/** Free n pages, and no others, from the end of the path to a leaf, which has so many that nothing
+ * else continues. */
+void kvt_evict_path_end(struct kvt_core *core, uint32_t n, uint32_t leaf);
 /** Evict whole leaves until n nodes are free; the caller made sure that this can succeed. */
 void kvt_evict_nodes(struct kvt_core *core, uint32_t n);
 

@@ -543,24 +543,78 @@ static uint32_t point_let(struct kvt_core *core, uint32_t node, uint32_t reuse, 
 	return n;
 }
 
-/** Note the pages to evict for a BEGIN that lacks room which its own match has: side pages, and
- * main pages that it cannot reuse. All else goes first. Note nothing if it would be refused without
- * its match, too. */
-static void evict_first(struct kvt_core *core, const struct kvt_op_context *op,
-			const struct begin_plan *plan)
+/** True if a session has room and quota for n private pages, with `path_pages` evictable ones about
+ * to be locked. */
+static bool fits(struct kvt_core *core, const struct kvt_op_context *op, uint32_t n,
+		 uint64_t path_pages)
 {
-	uint32_t path = (uint32_t)plan->need.path_pages, n = plan->table, gives;
 	uint64_t limit;
 
 	if (op->sqe->flags & KVT_F_OWN_STREAM)
 		n -= own_pages(core, op->session, n);
-	if (n > room(core, 0) || beyond_quota(core, op->session, n, 0, &limit))
+	return n <= room(core, path_pages) &&
+	       !beyond_quota(core, op->session, n, path_pages, &limit);
+}
+
+/** The least pages from the end of a refused BEGIN's match without which its given pages fit: main
+ * pages behind what it reuses, and, if there is room without any match, more. Those are more pages
+ * to give, so it is refused again, and looks again. 0: its match is not in its way. */
+static uint32_t match_gives(struct kvt_core *core, const struct kvt_op_context *op,
+			    const struct begin_plan *plan)
+{
+	uint32_t path = (uint32_t)plan->need.path_pages, low = 0, most = path, reused = 0, deepest;
+
+	if (!fits(core, op, plan->given, 0))
+		return 0;
+	while (most - low > 1) {
+		uint32_t gives = low + (most - low) / 2;
+
+		if (fits(core, op, plan->given, path - gives))
+			most = gives;
+		else
+			low = gives;
+	}
+	if (plan->reuse > 0) {
+		deepest = kvt_path_node(core, plan->walk.node, plan->reuse - 1);
+		reused = (uint32_t)kvt_path_evictable(core, deepest, plan->reuse);
+		if (core->n_let > 0)
+			reused += point_let(core, plan->walk.node, plan->reuse, false);
+	}
+	return most <= path - reused || fits(core, op, plan->table, 0) ? most : 0;
+}
+
+/** Count the pages at the end of a path that only this path has: nothing else continues them. */
+static uint64_t path_end(const struct kvt_core *core, uint32_t node)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t id = node; id != KVT_NONE && core->nodes[id].lock_ref == 0 &&
+	     core->nodes[id].n_children == (id == node ? 0u : 1u); id = core->nodes[id].parent)
+		sum += core->nodes[id].n_slots + kvt_sides_in(core, id);
+	return sum;
+}
+
+/** Note the pages to evict for a BEGIN whose own match is in its way: side pages, and main pages
+ * that it cannot reuse. For want of room all else goes first; for want of quota nothing else goes,
+ * and not what other prompts continue. */
+static void evict_first(struct kvt_core *core, const struct kvt_op_context *op,
+			const struct begin_plan *plan, int error)
+{
+	uint32_t node = plan->walk.node, gives = match_gives(core, op, plan);
+
+	if (gives == 0)
 		return;
-	gives = kvt_min(op->cqe->refused.needed - op->cqe->refused.number, path);
-	if (beyond_quota(core, op->session, n, path - gives, &limit))
-		gives = path;
-	core->evict_first = (uint32_t)core->count->evictable_pages - path + gives;
-	core->evict_path = plan->walk.node;
+	core->evict_path = node;
+	core->evict_alone = error == -EDQUOT;
+	if (core->evict_alone) {
+		gives += core->nodes[node].n_slots - plan->walk.in_node +
+			 kvt_sides_in(core, node) -
+			 kvt_sides_count(core, node, plan->walk.in_node);
+		core->evict_first = gives <= path_end(core, node) ? gives : 0;
+	} else {
+		core->evict_first = gives - (uint32_t)core->count->free_pages +
+				    (uint32_t)room(core, plan->need.path_pages);
+	}
 }
 
 /** Slots for announced pages that have no private page behind them. Every other page may want one
@@ -619,8 +673,10 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 	    kvt_wait_check(core, op, &plan->walk) == KVT_WAITS)
 		return KVT_WAITS;
 	error = page_quota(core, op, plan->given, plan->need.path_pages);
-	if (error)
+	if (error) {
+		evict_first(core, op, plan, error);
 		return error;
+	}
 	if (plan->words > sqe->list_capacity)
 		return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, plan->words);
 	taken = plan->given - op->own;
@@ -629,7 +685,7 @@ static int begin_plan(struct kvt_core *core, struct kvt_op_context *op, struct b
 		plan->need.evict_pages = taken - (uint32_t)core->count->free_pages;
 	error = room_check(core, op, plan->given, plan->need.path_pages);
 	if (error) {
-		evict_first(core, op, plan);
+		evict_first(core, op, plan, error);
 		return error;
 	}
 	if (plan->fresh && !kvt_walk_ends_new(core, op, &plan->walk))

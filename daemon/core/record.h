@@ -39,14 +39,20 @@ enum kvt_record_kind {
 	KVT_REC_COMPACT = 12,  /* MERGE events */
 	KVT_REC_ADMIN = 13,    /* EVICT, RESET or REMOVE by the operator: sqe.op says which. With a
 				  session: the REMOVE empties a namespace, for one that it opens.
-				  Value 1: the EVICT makes room for the BEGIN that follows,
-				  whose match, the path to sqe.node, goes last */
+				  Value: enum kvt_evict_inside */
 	KVT_REC_DRAIN = 14,    /* value 1: from here on operations that would begin a lease are
 				  refused, 0: no more */
 	KVT_REC_ADOPT = 15,    /* a successor took over here: value 1 if it rolled back an
 				  unfinished effect. Records of its seq or later before it, in
 				  a log that outlives daemons, tell of that effect: skip them */
 	KVT_REC_KINDS = 16,
+};
+
+/** An EVICT for the BEGIN that follows: how its match, the path to sqe.node, is treated. */
+enum kvt_evict_inside {
+	KVT_EVICT_OUTSIDE = 0, /* no BEGIN follows */
+	KVT_EVICT_LAST = 1,    /* for want of room: the match goes after all else */
+	KVT_EVICT_ALONE = 2,   /* for want of quota: only the end of the match goes */
 };
 
 enum kvt_event_kind {

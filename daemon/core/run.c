@@ -75,14 +75,18 @@ void kvt_expire_due(struct kvt_core *core, uint32_t limit)
 /* ---- one operation */
 
 /** Evict n pages, or all that can be, as an effect of its own. `inside`: of a BEGIN, whose match
- * ends in path_node and goes last. */
-static void evict(struct kvt_core *core, uint32_t n, bool inside, uint32_t path_node)
+ * ends in path_node and goes last, or alone. */
+static void evict(struct kvt_core *core, uint32_t n, enum kvt_evict_inside inside,
+		  uint32_t path_node)
 {
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 	if (n > core->count->evictable_pages)
 		n = (uint32_t)core->count->evictable_pages;
-	kvt_evict_path_last(core, n, path_node);
+	if (inside == KVT_EVICT_ALONE)
+		kvt_evict_path_end(core, n, path_node);
+	else
+		kvt_evict_path_last(core, n, path_node);
 	core->record.sqe = (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = n, .node = path_node };
 	core->record.cqe = (struct kvt_cqe){ .evict.evicted = core->n_out };
 	kvt_record_emit(core, KVT_REC_ADMIN, 0, inside);
@@ -180,7 +184,7 @@ static bool poll_inside(struct kvt_core *core)
 static void evict_inside(struct kvt_core *core, uint32_t n)
 {
 	kvt_mutation_end(core);
-	evict(core, n, true, core->evict_path);
+	evict(core, n, core->evict_alone ? KVT_EVICT_ALONE : KVT_EVICT_LAST, core->evict_path);
 	kvt_record_start(core);
 	kvt_mutation_begin(core);
 }
@@ -499,7 +503,7 @@ uint32_t kvt_core_evict(struct kvt_core *core, uint32_t n, uint64_t now_ns)
 {
 	core->now_ns = now_ns;
 	wake(core);
-	evict(core, n, false, KVT_NONE);
+	evict(core, n, KVT_EVICT_OUTSIDE, KVT_NONE);
 	return core->n_out;
 }
 

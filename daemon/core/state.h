@@ -190,6 +190,7 @@ struct kvt_core {
 	uint32_t expired; /* the node for which KVT_EXPIRED was returned */
 	uint32_t evict_first; /* pages whose eviction gives a refused BEGIN its room, or 0 */
 	uint32_t evict_path;  /* then the last node of its match, whose path goes last */
+	bool evict_alone;     /* or alone: the BEGIN lacks quota, not room */
 	uint32_t dying;  /* sessions that background work must reclaim */
 	uint32_t dying_at; /* session that background work checks next */
 	bool draining;   /* refuse what begins a lease */

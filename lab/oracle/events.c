@@ -268,6 +268,12 @@ static void policy_key(const struct kvt_oracle *o, const struct model_node *node
 	}
 }
 
+/* True for the operation's own path, unless its pages are to go. */
+static bool stays(const struct kvt_oracle *o, const struct model_node *node)
+{
+	return node->own == o->stamp && !o->run.path_alone;
+}
+
 static bool is_candidate(const struct kvt_oracle *o, const struct model_node *node)
 {
 	return !node->root && !node->locks && !node->n_children && node->own != o->stamp;
@@ -331,12 +337,29 @@ static uint32_t choice(const struct kvt_oracle *o, bool *ret_any_detached, uint6
 	return best;
 }
 
+/* Find the leaf at the end of the operation's own path, 0 if something continues it. */
+static uint32_t path_leaf(const struct kvt_oracle *o)
+{
+	for (uint32_t i = 0; i < o->n_live; i++) {
+		const struct model_node *node = o->nodes[o->live[i]];
+
+		if (node->own == o->stamp && !node->root && !node->locks && !node->n_children)
+			return node->id;
+	}
+	return 0;
+}
+
 /* Find the next victim: an unlocked detached leaf if there is one, else the policy's choice. 0:
  * nothing can be evicted. What makes room for a BEGIN takes that one's path after all else. */
 static uint32_t victim(struct kvt_oracle *o, bool *ret_any_detached, uint64_t *ret_excess)
 {
-	uint32_t best = choice(o, ret_any_detached, ret_excess);
+	uint32_t best;
 
+	*ret_any_detached = false;
+	*ret_excess = 0;
+	if (o->run.path_alone)
+		return path_leaf(o);
+	best = choice(o, ret_any_detached, ret_excess);
 	if (best || *ret_any_detached || o->run.record->kind != KVT_REC_ADMIN)
 		return best;
 	o->stamp++;
@@ -441,7 +464,7 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 
 	TRY(need_node(o, "TRIM", event->node, &node));
 	best = victim(o, &any_detached, &excess);
-	if (node->root || node->locks || node->n_children || node->own == o->stamp)
+	if (node->root || node->locks || node->n_children || stays(o, node))
 		return oracle_fail(o, "TRIM of node %u: root %d, %u locks, %u children, own %d",
 				   node->id, node->root, node->locks, node->n_children,
 				   node->own == o->stamp);
@@ -454,7 +477,7 @@ static int follow_trim(struct kvt_oracle *o, const struct kvt_event *event)
 		TRY(oracle_expect(o, "victim", best, node->id));
 	}
 	TRY(trim_amount(o, node, event->n, node->detached ? 0 : excess));
-	if (!excess)
+	if (!excess && !run->path_alone)
 		TRY(trim_order(o, node, event->n));
 	if (!node->detached)
 		o->counters.victim_age_ns = run->record->now_ns - node->touched_ns;
@@ -494,7 +517,7 @@ static int follow_free(struct kvt_oracle *o, const struct kvt_event *event)
 	uint32_t ns;
 
 	TRY(need_node(o, "FREE", event->node, &node));
-	if (node->n || node->locks || node->n_children || node->own == o->stamp)
+	if (node->n || node->locks || node->n_children || stays(o, node))
 		return oracle_fail(o, "FREE of node %u with %u pages, %u locks, %u children",
 				   node->id, node->n, node->locks, node->n_children);
 	ns = node->namespace_id;

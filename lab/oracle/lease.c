@@ -238,6 +238,41 @@ static uint64_t spare_slots(const struct kvt_oracle *o)
 	return spare > announced ? spare - announced : 0;
 }
 
+/* True if nothing but this path continues its last `pages` evictable pages, what lies behind them
+ * in the last node included. */
+static bool path_ends(const struct kvt_oracle *o, const struct begin *b, uint64_t pages)
+{
+	const struct model_node *node = model_node(o, b->walk.node);
+	uint64_t sum = 0;
+
+	if (node)
+		pages += model_weight(o, node, node->sealed) -
+			 model_weight(o, node, b->walk.pages - node->start);
+	for (; node && !node->root && !node->locks &&
+	     node->n_children == (node->id == b->walk.node ? 0u : 1u);
+	     node = model_node(o, node->parent))
+		sum += model_weight(o, node, node->sealed);
+	return pages <= sum;
+}
+
+/* Check that a BEGIN is not refused for pages of its own match that it does not reuse. */
+static int begin_in_own_way(struct kvt_oracle *o, const struct begin *b, uint64_t locked, bool room)
+{
+	uint64_t reused = point_let(o, b, false);
+	uint32_t own = o->run.own;
+
+	if (b->reuse > 0)
+		reused += model_unlocked_on_path(
+			o, model_covering(o, b->walk.node, b->reuse - 1)->id, b->reuse);
+	for (uint64_t gone = 1; gone + reused <= locked; gone++)
+		if (run_may_have(o, b->given, locked - gone) && (!room || path_ends(o, b, gone)))
+			return oracle_fail(o, "refused, though the last %llu pages of its match, "
+					   "which it does not reuse, could go",
+					   (unsigned long long)gone);
+	o->run.own = own;
+	return 0;
+}
+
 static int begin_room(struct kvt_oracle *o, struct begin *b)
 {
 	struct model_run *run = &o->run;
@@ -251,10 +286,14 @@ static int begin_room(struct kvt_oracle *o, struct begin *b)
 
 	run_take_own(o, fresh, locked);
 	available = model_available(o) - locked + run->own;
+	if (fresh <= available && !run_may_have(o, fresh, locked))
+		TRY(begin_in_own_way(o, b, locked, true));
 	TRY(run_need_quota(o, fresh - run->own, locked));
 	TRY(run_need_list(o, b->words));
-	if (fresh > available)
+	if (fresh > available) {
+		TRY(begin_in_own_way(o, b, locked, false));
 		return run_no_room(o, fresh, available);
+	}
 	if (b->whole > 0 && !model_root(o, run->record->sqe.namespace_id))
 		most++;
 	if (b->whole > 0)

@@ -172,6 +172,7 @@ struct model_run {
 	bool gained; /* the waiter matches more than when it began to wait */
 	uint32_t own, own_taken; /* pages that it takes from leases that end, and has taken */
 	uint64_t need_pages;  /* free pages that the operation wants to see */
+	bool path_alone;      /* they come from the end of the operation's path */
 	uint64_t most_nodes;  /* free nodes that it may require: runs can fragment */
 	uint32_t evicted;     /* evicted by TRIM */
 	uint32_t sealed, duplicates, advanced;
@@ -359,8 +360,8 @@ uint64_t model_available(const struct kvt_oracle *o);
 /** Take the page at place `at` of the record's list: the first `own` ones from leases of the
  * session that end, the others were free. */
 int run_fresh_page(struct kvt_oracle *o, uint32_t at, uint32_t *ret_page);
-/** True if the session may have n more private pages: quota, room. */
-bool run_may_have(struct kvt_oracle *o, uint32_t n);
+/** True if the session may have n more private pages: quota, room. `locked`: as above. */
+bool run_may_have(struct kvt_oracle *o, uint32_t n, uint64_t locked);
 /** Check the entry's handle. *ret_node: the shallowest node that covers its *ret_pages pages: all,
  * or with SHORTER those that are left. */
 int run_handle(struct kvt_oracle *o, uint32_t *ret_node, uint32_t *ret_pages);

@@ -119,7 +119,7 @@ static int op_alloc(struct kvt_oracle *o)
 		run_take_own(o, n, 0);
 		most = model_available(o) + run->own;
 		n = n > most ? (uint32_t)most + !most : n;
-		while (n > 1 && !run_may_have(o, n))
+		while (n > 1 && !run_may_have(o, n, 0))
 			n--;
 	}
 	TRY(run_need_private(o, n));
@@ -360,6 +360,8 @@ static int op_evict(struct kvt_oracle *o)
 
 	if (n > evictable)
 		n = (uint32_t)evictable;
+	run->path_alone = run->record->kind == KVT_REC_ADMIN &&
+			  run->record->value == KVT_EVICT_ALONE;
 	if (run->record->kind == KVT_REC_ADMIN && model_node(o, run->record->sqe.node))
 		model_own(o, run->record->sqe.node);
 	run->need_pages = o->in_state[KVT_PAGE_FREE] + n;

@@ -419,11 +419,12 @@ int run_need_pages(struct kvt_oracle *o, const uint32_t *pages, uint32_t n, cons
 	return 0;
 }
 
-bool run_may_have(struct kvt_oracle *o, uint32_t n)
+bool run_may_have(struct kvt_oracle *o, uint32_t n, uint64_t locked)
 {
-	run_take_own(o, n, 0);
+	run_take_own(o, n, locked);
 	n -= o->run.own;
-	return n <= model_available(o) && !beyond_limit(o, n, 0) && !beyond_reserve(o, n, 0);
+	return n + locked <= model_available(o) && !beyond_limit(o, n, locked) &&
+	       !beyond_reserve(o, n, locked);
 }
 
 int run_need_private(struct kvt_oracle *o, uint32_t n)

@@ -87,6 +87,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_POINT_MADE] = "declared point was made",
 	[SIM_POINT_GONE] = "declared point was not made",
 	[SIM_MATCH_GAVE] = "match that gave way to its BEGIN",
+	[SIM_MATCH_ENDED] = "match that gave its end for a quota",
 	[SIM_FEED_CHECKED] = "subscriber compared with the arena",
 	[SIM_FEED_SNAPSHOT] = "snapshot",
 	[SIM_FEED_ROUNDS] = "snapshot with moved root pages",

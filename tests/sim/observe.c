@@ -370,7 +370,8 @@ static void count(struct sim *sim, const struct kvt_record *r)
 		trimmed += e->n;
 	}
 	c->rare[SIM_SIDE_TRIMMED] += trimmed > 0 && trimmed < r->n_out;
-	c->rare[SIM_MATCH_GAVE] += r->kind == KVT_REC_ADMIN && r->value;
+	c->rare[SIM_MATCH_GAVE] += r->kind == KVT_REC_ADMIN && r->value == KVT_EVICT_LAST;
+	c->rare[SIM_MATCH_ENDED] += r->kind == KVT_REC_ADMIN && r->value == KVT_EVICT_ALONE;
 	if (r->kind == KVT_REC_DEFER) {
 		c->deferred[op] += r->value == 0;
 		c->rare[SIM_WAIT_AGAIN] += r->value != 0 && (r->sqe.flags & KVT_F_WAIT);

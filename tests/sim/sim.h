@@ -153,6 +153,7 @@ enum sim_rare {
 	SIM_POINT_GONE,    /* or found that it would not be made */
 	SIM_SIDES_LAST = SIM_POINT_GONE,
 	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
+	SIM_MATCH_ENDED,   /* pages of a match were evicted, for a BEGIN that had room, not quota */
 	SIM_MEMBER,        /* a rank joined a group */
 	SIM_FEED_CHECKED,  /* what a subscriber of the feed knows was compared with the arena */
 	SIM_FEED_SNAPSHOT,
