@@ -71,7 +71,7 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(GAUGE, ram_bytes, "Memory for copies.")                                                  \
 	X(GAUGE, room_pages, "Pages that fit into the store.")                                     \
 	X(GAUGE, pages, "Pages that are in the store.")                                            \
-	X(GAUGE, queued_pages, "Cached pages that wait to be copied.")                             \
+	X(GAUGE, queued_pages, "Cached pages that wait to be copied, or are being copied.")        \
 	X(COUNTER, dropped_pages, "Pages that found the queue full: copied later, or never.")      \
 	X(COUNTER, copied_pages, "Pages that were copied into the store.")                         \
 	X(COUNTER, spoiled_copies, "Copies thrown away: the page was evicted meanwhile.")          \
@@ -91,8 +91,12 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(GAUGE, file_bytes, "Size of the file. 0: there is none.")                                \
 	X(GAUGE, file_room_pages, "Pages that fit into the file.")                                 \
 	X(GAUGE, file_pages, "Pages that are in the file.")                                        \
+	X(GAUGE, file_writing_pages, "Pages that are being written to the file.")                  \
 	X(COUNTER, file_written_pages, "Pages written to the file.")                               \
 	X(COUNTER, file_dropped_pages, "Pages that left the memory and were not written in time.") \
+	X(GAUGE, file_budget_bytes, "Most that is written to the file in a second. 0: no limit.")  \
+	X(COUNTER, file_budget_dropped_pages, "Pages that left, unwritten, for want of budget.")   \
+	X(COUNTER, file_budget_used_pages, "Of these: pages that had come back.")                  \
 	X(COUNTER, file_read_pages, "Pages read from the file.")                                   \
 	X(COUNTER, file_bad_pages, "Pages of the file that were not as they were written.")        \
 	X(GAUGE, file_closed, "1 while the file is not read: its disk fails often, or is slow.")   \
@@ -111,6 +115,6 @@ struct kvt_store_status {
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
 };
-_Static_assert(sizeof(struct kvt_store_status) == 336, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 368, "kvt_store_status");
 
 #endif

@@ -9,8 +9,9 @@
  *     has()      a load promises the page
  *     read()     the page is to be brought into the record of a private entry, and its `time`
  *     arrived()  ends each read(), in any order
- *     turn()     does what takes long
- *     keep()     a page leaves the memory
+ *     turn()     does what takes long, a part of it
+ *     entered()  a page came into the memory
+ *     leave()    a page is the next to leave it
  *
  * All but turn() are called with the lock of the memory, and no function waits. turn() is called
  * without it, before arrived(), by one thread at a time. Between read() and arrived()
@@ -32,12 +33,11 @@ struct kvt_below {
 	int (*read)(void *self, const struct kvt_chain *page, uint32_t entry);
 	/* Return true if a read has ended. It checked that the bytes are the page's. */
 	bool (*arrived)(void *self, uint32_t *ret_entry, bool *ret_good);
-	/* NULL: nothing is written on leaving. Else take the page of a private entry, which was the
-	 * oldest. Returns a private entry in exchange, or the same one, if it is not taken. */
-	uint32_t (*keep)(void *self, uint32_t entry);
-	/* With keep(): return true if it takes a page now, false if it will soon. */
-	bool (*ready)(void *self);
-	void (*turn)(void *self); /* NULL: nothing takes long */
+	void (*entered)(void *self, uint32_t entry); /* NULL, with leave(): it writes nothing */
+	/* Return true if the page stays, pinned, until it is written. */
+	bool (*leave)(void *self, uint32_t entry);
+	/* Return true if there is more to do at once. NULL: nothing takes long. */
+	bool (*turn)(void *self);
 };
 
 #endif

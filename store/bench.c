@@ -174,15 +174,17 @@ static int write_file(struct bench *bench)
 
 	for (uint32_t i = 0; i < bench->n && rc == 0; i++) {
 		struct kvt_chain page = name_of(bench->first + i);
-		bool leaves = !tier->index.first_free;
+		struct kvt_index *index = &tier->index;
 		uint32_t entry;
 
-		while (rc == 0 && !tier->below[0].ready(bench->file))
-			rc = await_file(bench);
-		entry = kvt_index_take(&tier->index);
-		if (leaves)
-			entry = tier->below[0].keep(bench->file, entry);
-		kvt_index_publish(&tier->index, entry, &page, 0);
+		while (rc == 0 && !index->first_free && !index->entries[index->oldest].kept)
+			if (index->oldest && kvt_file_has_room(bench->file))
+				kvt_file_write(bench->file, index->oldest);
+			else
+				rc = await_file(bench);
+		entry = kvt_index_take(index);
+		kvt_index_publish(index, entry, &page, 0);
+		index->entries[entry].first = 1;
 	}
 	while (rc == 0 && bench->file->in_flight[KVT_FILE_WRITE] > 0)
 		rc = await_file(bench);
@@ -282,7 +284,6 @@ static int bench_file(struct bench *bench, struct kvt_error *why)
 	bench->n = (uint32_t)(options.bytes / each / (TURNS + 2));
 	if (bench->n > FILE_PAGES_MOST)
 		bench->n = FILE_PAGES_MOST;
-	options.all = true;
 	rc = kvt_file_open(&bench->file, &bench->tier, &options, why);
 	if (rc == 0)
 		rc = open_floor(bench, each * bench->n * (TURNS + 1), why);
@@ -294,7 +295,7 @@ static int bench_file(struct bench *bench, struct kvt_error *why)
 	bench->first = bench->n;
 	rc = measure(bench, "file_write", floor_is, write_file, write_floor);
 	bench->first = 0;
-	bench->file->all = false; /* what leaves now is there, or was never used */
+	kvt_index_clear(&bench->tier.index); /* what leaves from now on is in the file */
 	if (rc == 0)
 		rc = measure(bench, "file_read", floor_is, read_file, read_floor);
 	return rc == 0 ? 0 : kvt_store_fail(why, rc, "%s: %s", options.path, strerror(-rc));

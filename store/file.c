@@ -3,9 +3,10 @@
  * The file tier at work (file.h). Inputs: pages that leave the memory, and reads of loads. Called
  * by tier.c through struct kvt_below; file_open.c makes and ends it.
  *
- * Invariants: an operation in flight owns a record of the memory and a slot: that of a write is
- * private, that of a read is pinned. The rings have room for all operations. Checksums of records
- * are computed without the lock of the memory, in turn().
+ * Invariants: an operation in flight owns a record of the memory and a slot. The record of a write
+ * is pinned, its slot is private; of a read it is the reverse. Writes are ended in the order in
+ * which they began, so a page is found after the one in front of it. The rings have room for all
+ * operations. Checksums of records are computed without the lock of the memory, in turn().
  */
 #include <errno.h>
 #include <stdio.h>
@@ -45,6 +46,34 @@ bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *h
 	       header->crc == crc_of(*header) && header->generation >= file->head.first_write;
 }
 
+static struct kvt_chain page_at(const struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_chain page = { { 0 } };
+
+	memcpy(page.digest, index->entries[entry].key, KVT_CHAIN_KEY_BYTES);
+	return page;
+}
+
+/* The slot that a page can be read from. 0: none. */
+static uint32_t good_slot(const struct kvt_file *file, const struct kvt_chain *page)
+{
+	uint32_t slot = kvt_index_find(&file->slots, page);
+
+	return file->slots.entries[slot].bad ? 0 : slot;
+}
+
+/* The slot of a page that is written, or will be. 0: none. */
+static uint32_t slot_of(const struct kvt_file *file, const struct kvt_chain *page)
+{
+	uint32_t slot = kvt_index_find(&file->slots, page);
+
+	for (uint32_t i = 0; i < file->in_flight[KVT_FILE_WRITE] && !slot; i++)
+		if (memcmp(file->writes[(file->first_write + i) % KVT_FILE_DEPTH_MOST]->page.digest,
+			   page->digest, KVT_CHAIN_KEY_BYTES) == 0)
+			slot = file->writes[(file->first_write + i) % KVT_FILE_DEPTH_MOST]->slot;
+	return slot;
+}
+
 /* Write the header of a page, but for its checksums. Its number is that of now: a drop before they
  * are there counts. */
 static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
@@ -53,6 +82,7 @@ static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
 		.record_bytes = file->tier->record_bytes,
 		.generation = file->next_write++,
 		.time = file->tier->index.entries[op->entry].time,
+		.front = op->first ? 0 : slot_of(file, &op->front),
 	};
 
 	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
@@ -136,9 +166,7 @@ void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole)
 	if (whole)
 		op->parts[1] = (struct iovec){ kvt_tier_record(file->tier, op->entry),
 					       file->tier->record_bytes };
-	if (op->slot == 0)
-		io_uring_prep_nop(sqe);
-	else if (op->kind == KVT_FILE_READ)
+	if (op->kind == KVT_FILE_READ)
 		io_uring_prep_readv(sqe, file->fd, op->parts, whole ? 2 : 1, offset);
 	else
 		io_uring_prep_writev(sqe, file->fd, op->parts, 2, offset);
@@ -232,163 +260,185 @@ static bool is_whole(const struct kvt_file *file, int result)
 
 /* ---- writes */
 
-static struct kvt_chain page_at(const struct kvt_tier *tier, uint32_t entry)
+bool kvt_file_has_room(const struct kvt_file *file)
 {
-	struct kvt_chain page = { { 0 } };
-
-	memcpy(page.digest, tier->index.entries[entry].key, KVT_CHAIN_KEY_BYTES);
-	return page;
+	return file->free_op && file->in_flight[KVT_FILE_WRITE] < file->writes_most &&
+	       (file->slots.first_free || file->slots.oldest);
 }
 
-bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused)
+bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry)
 {
 	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
-	struct kvt_chain page = page_at(file->tier, entry);
-	uint32_t slot = kvt_index_find(&file->slots, &page);
 
-	if (slot)
-		kvt_index_touch(&file->slots, slot);
-	return !slot && !kvt_file_is_closed(file) && (unused || e->used);
+	return e->first || (e->front && file->tier->index.entries[e->front].kept);
 }
 
-bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare)
+/* Note that a page of the memory is not in the file, if it is in memory. */
+static void unkeep(struct kvt_file *file, const struct kvt_chain *page)
 {
-	struct kvt_file_op *op = kvt_file_op_take(file, KVT_FILE_WRITE);
-	uint32_t slot = op ? kvt_index_take(&file->slots) : 0;
+	uint32_t entry = kvt_index_find(&file->tier->index, page);
 
-	if (!slot) {
-		if (op)
-			kvt_file_op_free(file, op);
-		return false;
-	}
-	op->slot = slot;
-	op->entry = entry;
-	op->spare = spare;
-	op->page = page_at(file->tier, entry);
-	begin_header(file, op);
-	push(&file->begun, op);
-	return true;
+	if (entry)
+		file->tier->index.entries[entry].kept = 0;
 }
 
-static uint32_t keep(void *self, uint32_t entry)
+/* Take a slot for a page: its own, if that is bad, for others may be behind it. */
+static uint32_t take_slot(struct kvt_file *file, const struct kvt_chain *page, bool *ret_again)
+{
+	bool leaves = !file->slots.first_free;
+	uint32_t slot = kvt_index_find(&file->slots, page);
+	struct kvt_chain other;
+
+	*ret_again = slot != 0;
+	if (slot) {
+		kvt_index_pin(&file->slots, slot);
+		return slot;
+	}
+	slot = kvt_index_take(&file->slots);
+	other = page_at(&file->slots, slot);
+	if (leaves)
+		unkeep(file, &other);
+	return slot;
+}
+
+void kvt_file_write(struct kvt_file *file, uint32_t entry)
+{
+	struct kvt_index *ram = &file->tier->index;
+	struct kvt_file_op *op = kvt_file_op_take(file, KVT_FILE_WRITE);
+	uint32_t at = file->first_write + file->in_flight[KVT_FILE_WRITE] - 1;
+
+	KVT_ASSERT(op && !ram->entries[entry].kept);
+	op->page = page_at(ram, entry);
+	op->slot = take_slot(file, &op->page, &op->again);
+	op->entry = entry;
+	op->ended = false;
+	op->first = ram->entries[entry].first;
+	if (!op->first)
+		op->front = page_at(ram, ram->entries[entry].front);
+	file->writes[at % KVT_FILE_DEPTH_MOST] = op;
+	begin_header(file, op);
+	kvt_index_pin(ram, entry);
+	ram->entries[entry].kept = 1;
+	file->tier->n_writing++;
+	push(&file->begun, op);
+}
+
+static void entered(void *self, uint32_t entry)
 {
 	struct kvt_file *file = self;
+	struct kvt_index_entry *e = &file->tier->index.entries[entry];
+	struct kvt_chain page = page_at(&file->tier->index, entry);
 
-	if (!kvt_file_wants(file, entry, file->all))
-		return entry;
-	if (file->n_spares == 0 || !kvt_file_write(file, entry, true)) {
-		file->dropped++;
-		return entry;
-	}
-	return file->spares[--file->n_spares];
+	e->kept = good_slot(file, &page) != 0;
+	e->used |= kvt_ghost_has(&file->ghost, &page);
 }
 
-static bool ready(void *self)
+/* Take the oldest write, which has ended. What its page is behind was written before it. */
+static void end_write(struct kvt_file *file, struct kvt_file_op *op)
 {
-	const struct kvt_file *file = self;
+	struct kvt_index_entry *e = &file->tier->index.entries[op->entry];
+	uint32_t front = op->first ? 0 : kvt_index_find(&file->slots, &op->front);
+	bool found = kvt_index_put_back(&file->tier->index, op->entry), good;
 
-	return kvt_file_is_closed(file) ||
-	       (file->n_spares > 0 && file->in_flight[KVT_FILE_WRITE] < file->depth);
-}
-
-static void end_write(struct kvt_file *file, struct kvt_file_op *op, int result)
-{
-	if (op->spare)
-		file->spares[file->n_spares++] = op->entry;
-	if (result < 0) {
-		kvt_file_failed(file, "write", result);
-		file->bad_slots++; /* it stays private */
-		file->dropped++;
-	} else if (!is_whole(file, result) || kvt_index_find(&file->slots, &op->page) ||
-	    !kvt_file_slot_ok(file, (const struct kvt_file_slot *)op->header)) {
-		kvt_index_drop(&file->slots, op->slot);
-		file->dropped++;
-	} else {
-		/* The page in front leaves the memory later: it is younger here, too. */
-		kvt_index_publish(&file->slots, op->slot, &op->page, 0);
+	good = is_whole(file, op->result) && (op->first || front) &&
+	       kvt_file_slot_ok(file, (const struct kvt_file_slot *)op->header);
+	if (op->result < 0)
+		kvt_file_failed(file, "write", op->result);
+	if (op->again)
+		good &= kvt_index_unpin(&file->slots, op->slot);
+	else if (good)
+		kvt_index_publish(&file->slots, op->slot, &op->page, front);
+	if (good) {
+		file->slots.entries[op->slot].bad = 0;
 		file->slots.entries[op->slot].time = time_of(op);
-		file->written++;
+	} else if (!op->again && op->result < 0) {
+		file->bad_slots++; /* it stays private */
+	} else if (!op->again) {
+		kvt_index_drop(&file->slots, op->slot);
 	}
+	if (found)
+		e->kept = good;
+	file->written += good;
+	file->dropped += !good;
+	file->tier->n_writing--;
+	file->first_write = (file->first_write + 1) % KVT_FILE_DEPTH_MOST;
 	kvt_file_op_free(file, op);
 }
 
-/* ---- reads */
-
-/* Return the write that is in flight for a page, NULL: none. */
-static struct kvt_file_op *write_of(struct kvt_file *file, const struct kvt_chain *page)
+/* Note that a write has ended, and take those that may be. */
+static void ended(struct kvt_file *file, struct kvt_file_op *op, int result)
 {
-	uint32_t left = file->in_flight[KVT_FILE_WRITE];
-
-	for (struct kvt_file_op *op = file->ops; left > 0; op++) {
-		if (!op->busy || op->kind != KVT_FILE_WRITE)
-			continue;
-		if (memcmp(op->page.digest, page->digest, KVT_CHAIN_KEY_BYTES) == 0)
-			return op;
-		left--;
-	}
-	return NULL;
+	op->result = result;
+	op->ended = true;
+	while (file->in_flight[KVT_FILE_WRITE] && file->writes[file->first_write]->ended)
+		end_write(file, file->writes[file->first_write]);
 }
+
+/* ---- reads */
 
 static bool has(void *self, const struct kvt_chain *page)
 {
 	struct kvt_file *file = self;
 
-	return is_readable(file) && (kvt_index_find(&file->slots, page) || write_of(file, page));
+	return is_readable(file) && good_slot(file, page);
 }
 
 static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 {
 	struct kvt_file *file = self;
-	bool readable = is_readable(file);
-	uint32_t slot = readable ? kvt_index_find(&file->slots, page) : 0;
-	const struct kvt_file_op *write = readable && !slot ? write_of(file, page) : NULL;
-	struct kvt_file_op *op;
+	uint32_t slot = is_readable(file) ? good_slot(file, page) : 0;
+	struct kvt_file_op *op = slot ? kvt_file_op_take(file, KVT_FILE_READ) : NULL;
 
-	if (!slot && !write)
-		return -ENOENT;
-	op = kvt_file_op_take(file, KVT_FILE_READ);
 	if (!op)
-		return -EAGAIN;
+		return slot ? -EAGAIN : -ENOENT;
 	op->slot = slot;
 	op->entry = entry;
 	op->page = *page;
-	if (slot)
-		kvt_index_pin(&file->slots, slot);
-	else /* it is still in memory */
-		memcpy(kvt_tier_record(file->tier, entry),
-		       kvt_tier_record(file->tier, write->entry), file->tier->record_bytes);
-	file->tier->index.entries[entry].time =
-		slot ? file->slots.entries[slot].time : time_of(write);
+	kvt_index_pin(&file->slots, slot);
+	file->tier->index.entries[entry].time = file->slots.entries[slot].time;
 	kvt_file_submit(file, op, true);
 	return 0;
+}
+
+/* Give up a slot that is not as it was written. Where others are behind it, it is written again
+ * with its page. */
+static void spoil(struct kvt_file *file, const struct kvt_file_op *op)
+{
+	struct kvt_index_entry *slot = &file->slots.entries[op->slot];
+
+	unkeep(file, &op->page);
+	slot->bad = 1;
+	file->bad_slots += op->result < 0;
+	if (slot->pins > 0)
+		return;
+	kvt_index_drop(&file->slots, op->slot);
+	if (op->result < 0) { /* not used until the next start */
+		uint32_t taken = kvt_index_take(&file->slots);
+
+		KVT_ASSERT(taken == op->slot); /* the last one that became free */
+	}
 }
 
 /* Take the slot of a read back. */
 static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op)
 {
-	int result = op->result;
 	bool found = kvt_index_unpin(&file->slots, op->slot);
-	bool good = found && is_whole(file, result) && sealed(file, op);
+	bool good = found && is_whole(file, op->result) && sealed(file, op);
 
-	/* A good one is touched again when the page leaves the memory, after those behind it. */
 	if (!good && found)
-		kvt_index_drop(&file->slots, op->slot);
-	if (result < 0) {
-		uint32_t slot = kvt_index_take(&file->slots);
-
-		KVT_ASSERT(slot == op->slot); /* the last one that became free */
-		kvt_file_failed(file, "read", result);
-		file->bad_slots++;
-	} else {
+		spoil(file, op);
+	if (op->result < 0)
+		kvt_file_failed(file, "read", op->result);
+	else
 		note_read(file, (uint64_t)kvt_now_ns() - op->begun_ns);
-	}
 	file->read += good;
 	file->bad += !good;
 	return good;
 }
 
-/* Return an operation whose checksums are due: a write that has begun, or a read that has ended. */
-static struct kvt_file_op *next_to_check(struct kvt_file *file)
+/* Return an operation whose checksums are due: a write that has begun, or a read that has ended.
+ * *ret_wrote becomes true if a write has ended. */
+static struct kvt_file_op *next_to_check(struct kvt_file *file, bool *ret_wrote)
 {
 	struct kvt_file_op *op;
 	int result;
@@ -399,20 +449,21 @@ static struct kvt_file_op *next_to_check(struct kvt_file *file)
 		op->result = result;
 		if (op->kind == KVT_FILE_READ)
 			break;
-		end_write(file, op, result);
+		ended(file, op, result);
+		*ret_wrote = true;
 		op = NULL;
 	}
 	kvt_tier_unlock(file->tier);
 	return op;
 }
 
-static void turn(void *self)
+bool kvt_file_turn(struct kvt_file *file)
 {
-	struct kvt_file *file = self;
 	struct kvt_file_op *op;
+	bool wrote = false;
 
-	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file)) != NULL; n++) {
-		if (op->kind == KVT_FILE_WRITE || (op->slot && is_whole(file, op->result)))
+	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file, &wrote)); n++) {
+		if (op->kind == KVT_FILE_WRITE || is_whole(file, op->result))
 			kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry),
 					    file->tier->record_bytes, op->crc);
 		kvt_tier_lock(file->tier);
@@ -424,6 +475,7 @@ static void turn(void *self)
 		}
 		kvt_tier_unlock(file->tier);
 	}
+	return wrote;
 }
 
 static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
@@ -434,7 +486,7 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 	if (!op)
 		return false;
 	*ret_entry = op->entry;
-	*ret_good = op->slot == 0 || end_slot(file, op);
+	*ret_good = end_slot(file, op);
 	kvt_file_op_free(file, op);
 	return true;
 }
@@ -442,8 +494,8 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 struct kvt_below kvt_file_below(struct kvt_file *file)
 {
 	return (struct kvt_below){ .self = file, .fd = file->ring.ring_fd, .has = has,
-				   .read = begin_read, .arrived = arrived, .keep = keep,
-				   .ready = ready, .turn = turn };
+				   .read = begin_read, .arrived = arrived,
+				   .entered = entered };
 }
 
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
@@ -456,6 +508,9 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		.pages = file->slots.n_found,
 		.written = file->written,
 		.dropped = file->dropped,
+		.budget_bytes = file->writer.budget_bytes,
+		.unpaid = file->unpaid,
+		.unpaid_used = file->unpaid_used,
 		.read = file->read,
 		.bad = file->bad,
 		.bad_slots = file->bad_slots,

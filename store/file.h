@@ -4,7 +4,7 @@
 
 /**
  * @file file.h
- * The file tier: pages that left the memory, in slots of a preallocated file. It is read and
+ * The file tier: pages that leave the memory, in slots of a preallocated file. It is read and
  * written past the page cache (O_DIRECT) by io_uring.
  *
  *     block 0      struct kvt_file_head
@@ -19,8 +19,9 @@
  * a minute close the file for a minute, which doubles to an hour. Reads that take 250 ms in the
  * mean close it for reads, for 1 to 30 s: computing is quicker then.
  *
- * A page that leaves the memory is written from where it lies. Its record is exchanged for a spare
- * one. If too many writes are in flight, the page is dropped and counted.
+ * A page of the memory is written from where it lies, before it leaves (writer.h). A slot is as a
+ * page of the memory: it pins the slot of the page in front of it, so what the file has can be
+ * reached. If too many writes are in flight, the page is dropped and counted.
  */
 
 #include <stdbool.h>
@@ -65,13 +66,15 @@ struct kvt_file_slot {
 	uint32_t record_crc[4]; /* crc32c of each quarter of the record */
 	uint32_t crc; /* crc32c of all fields, with 0 here */
 	uint32_t time; /* as in struct kvt_index_entry */
+	uint32_t front; /* slot that the page in front had then, 0: there is none in front */
+	uint32_t reserved;
 };
 
 struct kvt_file_options {
 	const char *path; /* NULL: no file */
 	uint64_t bytes;
 	uint32_t depth; /* reads in flight, and as many writes */
-	bool all;       /* write pages that were never used, too */
+	uint64_t write_bytes; /* a second, at most; 0: no limit */
 };
 
 struct kvt_file;
@@ -79,6 +82,8 @@ struct kvt_file;
 struct kvt_file_counts {
 	uint64_t bytes, room_pages, pages; /* now */
 	uint64_t written, dropped; /* pages; `dropped`: not written in time, or not at all */
+	uint64_t budget_bytes; /* a second, 0: no limit */
+	uint64_t unpaid, unpaid_used; /* pages that left for want of it; of these, used ones */
 	uint64_t read, bad; /* pages; `bad`: not what was written */
 	uint64_t bad_slots; /* whose device failed */
 	bool closed; /* now: it failed often, or is slow */

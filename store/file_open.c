@@ -24,14 +24,15 @@
 #include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
-#define FORMAT 2u
+#define FORMAT 3u
 #define ALLOCATE_BYTES (1ull << 30) /* at a time */
 #define LOCK_TRIES 200u             /* 10 ms each */
 
 struct checkpoint_page {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint32_t slot;
-	uint32_t time; /* as in struct kvt_index_entry */
+	uint32_t front; /* slot of the page in front, 0: none */
+	uint32_t time;  /* as in struct kvt_index_entry */
 };
 
 uint64_t kvt_file_blocks(uint64_t bytes)
@@ -251,19 +252,11 @@ static int make_operations(struct kvt_file *file, struct kvt_error *why)
 	return 0;
 }
 
-/* Take records out of the memory: one for each write. */
-static void take_spares(struct kvt_file *file)
-{
-	uint32_t most = file->tier->index.n_entries / KVT_FILE_RAM_PAGES;
-
-	while (file->n_spares < file->depth && file->n_spares < most)
-		file->spares[file->n_spares++] = kvt_index_take(&file->tier->index);
-}
-
 /* ---- what it holds */
 
 struct scan {
 	uint64_t *generations; /* of each slot's page; 0: it has none */
+	uint32_t *fronts;      /* of each slot: its header's `front` */
 	uint32_t *order;       /* slots, the oldest page first */
 	uint32_t n;
 };
@@ -283,6 +276,7 @@ static void take_header(struct kvt_file *file, struct scan *scan, const struct k
 	if (!kvt_file_slot_ok(file, header))
 		return;
 	scan->generations[op->slot] = header->generation;
+	scan->fronts[op->slot] = header->front;
 	scan->order[scan->n++] = op->slot;
 	memcpy(file->slots.entries[op->slot].key, header->key, sizeof(header->key));
 	file->slots.entries[op->slot].time = header->time;
@@ -315,17 +309,32 @@ static void read_headers(struct kvt_file *file, struct scan *scan, uint32_t n_sl
 	kvt_progress_end(&line);
 }
 
-/* Let a private slot be found as the youngest; an older one with the same page is dropped. */
-static void publish(struct kvt_file *file, uint32_t slot, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+static struct kvt_chain name_of(const struct kvt_file *file, uint32_t slot)
 {
 	struct kvt_chain page = { { 0 } };
-	uint32_t older;
 
-	memcpy(page.digest, key, KVT_CHAIN_KEY_BYTES);
-	older = kvt_index_find(&file->slots, &page);
+	memcpy(page.digest, file->slots.entries[slot].key, KVT_CHAIN_KEY_BYTES);
+	return page;
+}
+
+/* Let the page of a private slot be found as the youngest, if the one in front of it is. Of two
+ * slots with one page the younger stays, unless there are pages behind the older. */
+static void publish(struct kvt_file *file, const struct scan *scan, uint32_t slot)
+{
+	struct kvt_chain page = name_of(file, slot), name;
+	uint32_t older = kvt_index_find(&file->slots, &page), at = scan->fronts[slot], front = 0;
+
+	/* A slot that was written later has another page now. */
+	if (at && at <= file->slots.n_entries && scan->generations[at] &&
+	    scan->generations[at] < scan->generations[slot]) {
+		name = name_of(file, at);
+		front = kvt_index_find(&file->slots, &name);
+	}
+	if ((at && !front) || (older && file->slots.entries[older].pins))
+		return;
 	if (older)
 		kvt_index_drop(&file->slots, older);
-	kvt_index_publish(&file->slots, slot, &page, 0);
+	kvt_index_publish(&file->slots, slot, &page, front);
 }
 
 /* Find pages by the headers of their slots. */
@@ -333,24 +342,42 @@ static int find_by_headers(struct kvt_file *file, uint32_t n_slots)
 {
 	struct scan scan = {
 		.generations = calloc(n_slots + 1ull, sizeof(uint64_t)),
+		.fronts = calloc(n_slots + 1ull, sizeof(uint32_t)),
 		.order = calloc(n_slots + 1ull, sizeof(uint32_t)),
 	};
-	int rc = scan.generations && scan.order ? 0 : -ENOMEM;
+	int rc = scan.generations && scan.fronts && scan.order ? 0 : -ENOMEM;
 
 	if (rc == 0) {
 		read_headers(file, &scan, n_slots);
 		qsort_r(scan.order, scan.n, sizeof(*scan.order), by_generation, scan.generations);
 	}
 	for (uint32_t i = 0; i < scan.n; i++) {
-		uint8_t key[KVT_CHAIN_KEY_BYTES];
-
-		memcpy(key, file->slots.entries[scan.order[i]].key, sizeof(key));
-		publish(file, scan.order[i], key);
+		publish(file, &scan, scan.order[i]);
 		file->next_write = scan.generations[scan.order[i]] + 1;
 	}
 	free(scan.generations);
+	free(scan.fronts);
 	free(scan.order);
 	return rc;
+}
+
+static bool has_page(const struct kvt_file *file, uint32_t slot)
+{
+	return slot && slot <= file->slots.n_entries && kvt_index_is_found(&file->slots, slot);
+}
+
+/* Find a page by its entry of the checkpoint, which is damaged if it makes no sense. */
+static void take_entry(struct kvt_file *file, const struct checkpoint_page *entry)
+{
+	struct kvt_chain page = { { 0 } };
+
+	memcpy(page.digest, entry->key, KVT_CHAIN_KEY_BYTES);
+	if (entry->slot == 0 || entry->slot > file->slots.n_entries ||
+	    file->slots.entries[entry->slot].state != KVT_INDEX_PRIVATE ||
+	    kvt_index_find(&file->slots, &page))
+		return;
+	kvt_index_publish(&file->slots, entry->slot, &page, 0);
+	file->slots.entries[entry->slot].time = entry->time;
 }
 
 /* Find pages by the checkpoint. False: it is not of the last start, or damaged. */
@@ -369,15 +396,11 @@ static bool find_by_checkpoint(struct kvt_file *file)
 	good = pages && pread(file->fd, pages, bytes, (off_t)at) == (ssize_t)bytes &&
 	       kvt_crc32c(0, pages, head->checkpoint_pages * sizeof(*pages)) ==
 		       head->checkpoint_crc;
-	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++) {
-		uint32_t slot = pages[i].slot;
-
-		if (slot == 0 || slot > file->slots.n_entries ||
-		    file->slots.entries[slot].state != KVT_INDEX_PRIVATE)
-			continue;
-		file->slots.entries[slot].time = pages[i].time;
-		publish(file, slot, pages[i].key);
-	}
+	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++)
+		take_entry(file, &pages[i]);
+	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++)
+		if (has_page(file, pages[i].slot) && has_page(file, pages[i].front))
+			kvt_index_join(&file->slots, pages[i].slot, pages[i].front);
 	if (good)
 		file->next_write = head->next_write;
 	free(pages);
@@ -412,6 +435,7 @@ static void release(struct kvt_file *file)
 	if (file->fd >= 0)
 		close(file->fd);
 	kvt_index_destroy(&file->slots);
+	kvt_ghost_destroy(&file->ghost);
 	free(file->headers);
 	free(file->path);
 	free(file);
@@ -466,13 +490,18 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 		file->fd = -1;
 		file->tier = tier;
 		file->depth = options->depth;
-		file->all = options->all;
+		file->writes_most = tier->index.n_entries / KVT_FILE_RAM_PAGES;
+		if (file->writes_most > file->depth)
+			file->writes_most = file->depth;
+		file->writer.budget_bytes = options->write_bytes;
 		file->path = strdup(options->path);
 		file->headers = aligned_alloc(KVT_FILE_BLOCK,
 					      (2ull * file->depth + 1) * KVT_FILE_BLOCK);
 		file->head_block = file->headers + 2ull * file->depth * KVT_FILE_BLOCK;
 	}
-	if (!file || !file->path || !file->headers)
+	/* With a budget, what comes back goes first. */
+	if (!file || !file->path || !file->headers ||
+	    (options->write_bytes && kvt_ghost_init(&file->ghost, n_slots) != 0))
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for a file");
 	if (rc == 0)
 		rc = open_alone(file, &made, why);
@@ -487,8 +516,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 			release(file);
 		return rc;
 	}
-	take_spares(file);
-	tier->below[tier->n_below++] = kvt_file_below(file);
+	tier->below[tier->n_below++] = kvt_writer_below(file);
 	*ret_file = file;
 	return 0;
 }
@@ -514,57 +542,83 @@ static bool drain(struct kvt_file *file)
 	return rc == 0 || rc == -EINTR;
 }
 
-/* Take all pages out of the memory, the oldest first. Returns their number. */
-static uint32_t take_all(struct kvt_index *ram, uint32_t *order)
+/* Write the path that ends with a page of the memory. */
+static void write_path(struct kvt_file *file, uint32_t entry, const volatile int *stop)
 {
-	uint32_t entry, n = 0;
+	uint32_t steps = 1;
 
-	while (ram->first_free)
-		kvt_index_take(ram);
-	while ((entry = kvt_index_take(ram)) != 0)
-		order[n++] = entry;
-	return n;
+	kvt_writer_begin(file, entry);
+	while (!(stop && *stop) && !kvt_writer_go(file, &steps)) {
+		if (steps == 0)
+			steps = 1;
+		else if (!is_busy(file) || !drain(file))
+			return;
+	}
 }
 
-/* Write these pages of the memory, the youngest first: it may end early. */
-static void write_pages(struct kvt_file *file, const uint32_t *order, uint32_t n,
+/* Write these paths of the memory, the youngest first: it may end early. */
+static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n, uint64_t most,
 			const volatile int *stop)
 {
+	const struct kvt_index_entry *entries = file->tier->index.entries;
+	uint64_t before = file->written;
 	struct kvt_progress_line line;
 
 	kvt_progress_begin(&line, false);
-	for (uint32_t i = 0; i < n && !(stop && *stop) && !kvt_file_is_closed(file); i++) {
-		uint32_t entry = order[n - 1 - i];
+	for (uint32_t i = n; i-- > 0 && !(stop && *stop) && !kvt_file_is_closed(file);) {
+		uint64_t written;
 
-		while (kvt_file_wants(file, entry, true) && !kvt_file_write(file, entry, false) &&
-		       is_busy(file) && drain(file))
-			;
+		do { /* a long path takes some turns */
+			written = file->written;
+			write_path(file, ends[i], stop);
+			while (is_busy(file) && drain(file))
+				;
+		} while (!entries[ends[i]].kept && file->written > written);
+		if (file->written - before >= most)
+			break;
 		if (kvt_progress_due(&line))
-			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u pages",
-					   file->path, i, n);
+			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u prompts",
+					   file->path, n - i, n);
 	}
-	while (is_busy(file) && drain(file))
-		;
 	kvt_progress_end(&line);
 }
 
-/* Write what the memory holds, as much as the file has room for. There the order is as here. */
+/* Make the pages that the memory has the youngest of the file, in the same order. */
+static void touch_slots(struct kvt_file *file, const uint32_t *ends, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvt_chain page = { { 0 } };
+		uint32_t slot;
+
+		memcpy(page.digest, file->tier->index.entries[ends[i]].key, KVT_CHAIN_KEY_BYTES);
+		slot = kvt_index_find(&file->slots, &page);
+		if (slot)
+			kvt_index_touch(&file->slots, slot);
+	}
+}
+
+/* Write what the memory holds, as much as the file has room for. */
 static void write_memory(struct kvt_file *file, const volatile int *stop)
 {
-	uint32_t n = file->tier->index.n_found, most = file->slots.n_entries;
-	uint32_t *order = calloc(n + 1ull, sizeof(*order)), *from = order;
+	const struct kvt_index *ram = &file->tier->index;
+	uint32_t *ends = calloc(ram->n_found + 1ull, sizeof(*ends)), n = 0;
+	uint64_t n_kept = 0;
 
-	if (!order)
-		return; /* the file has what left the memory before */
-	n = take_all(&file->tier->index, order);
-	if (n > most) {
-		from += n - most;
-		n = most;
-	}
-	write_pages(file, from, n, stop);
-	for (uint32_t i = 0; i < n; i++)
-		kvt_file_wants(file, from[i], false); /* touches it */
-	free(order);
+	while (is_busy(file) && drain(file))
+		;
+	if (!ends)
+		return; /* the file has what was written before */
+	file->writer.budget_bytes = 0;
+	file->writer.closing = true;
+	for (uint32_t entry = ram->oldest; entry; entry = ram->entries[entry].younger)
+		ends[n++] = entry;
+	for (uint32_t entry = 1; entry <= ram->n_entries; entry++)
+		n_kept += kvt_index_is_found(ram, entry) && ram->entries[entry].kept;
+	touch_slots(file, ends, n);
+	if (n_kept < file->slots.n_entries)
+		write_paths(file, ends, n, file->slots.n_entries - n_kept, stop);
+	touch_slots(file, ends, n);
+	free(ends);
 }
 
 /* Write the head of a file in use. False: it is as it was. */
@@ -621,9 +675,19 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 			"find it: remove the file\n", file->path);
 }
 
+static void add_entry(const struct kvt_file *file, uint32_t slot, struct checkpoint_page *page)
+{
+	const struct kvt_index_entry *e = &file->slots.entries[slot];
+
+	*page = (struct checkpoint_page){ .slot = slot, .front = e->front, .time = e->time };
+	memcpy(page->key, e->key, sizeof(page->key));
+}
+
+/* The order of pages with others behind them is lost: they are as old as those. */
 static int write_checkpoint(struct kvt_file *file)
 {
-	uint64_t n = file->slots.n_found, i = 0;
+	const struct kvt_index *slots = &file->slots;
+	uint64_t n = slots->n_found, i = 0;
 	uint64_t bytes = kvt_file_blocks(n * sizeof(struct checkpoint_page));
 	uint64_t at = checkpoint_at(file->head.n_slots, file->head.record_bytes);
 	struct checkpoint_page *pages = n ? aligned_alloc(KVT_FILE_BLOCK, bytes) : NULL;
@@ -632,12 +696,11 @@ static int write_checkpoint(struct kvt_file *file)
 	if (!pages)
 		return n ? -ENOMEM : 0;
 	memset(pages, 0, bytes);
-	for (uint32_t slot = file->slots.oldest; slot;
-	     slot = file->slots.entries[slot].younger, i++) {
-		memcpy(pages[i].key, file->slots.entries[slot].key, sizeof(pages[i].key));
-		pages[i].slot = slot;
-		pages[i].time = file->slots.entries[slot].time;
-	}
+	for (uint32_t slot = 1; slot <= slots->n_entries; slot++)
+		if (kvt_index_is_found(slots, slot) && slots->entries[slot].pins)
+			add_entry(file, slot, &pages[i++]);
+	for (uint32_t slot = slots->oldest; slot; slot = slots->entries[slot].younger)
+		add_entry(file, slot, &pages[i++]);
 	file->head.checkpoint_generation = file->head.generation;
 	file->head.checkpoint_pages = n;
 	file->head.checkpoint_crc = kvt_crc32c(0, pages, n * sizeof(*pages));

@@ -8,6 +8,8 @@
 #include <sys/uio.h>
 
 #include "store/file.h"
+#include "store/ghost.h"
+#include "store/writer.h"
 
 #define KVT_FILE_SLOT_MAGIC "KVTSLOT" /* 8 bytes with its terminator */
 
@@ -22,11 +24,14 @@ struct kvt_file_op {
 	bool busy;
 	enum kvt_file_kind kind;
 	struct kvt_chain page;
-	uint32_t slot; /* of a read, 0: it was copied out of a write */
+	struct kvt_chain front; /* of a write, if not `first`: the page in front */
+	bool first;             /* page of its prompt */
+	bool again;             /* a write, into the slot that the page had */
+	bool ended;             /* a write, while one in front of it has not */
+	uint32_t slot;
 	uint32_t entry; /* of the memory */
-	bool spare;     /* of a write: its record becomes a spare one */
 	uint64_t begun_ns;
-	int result;      /* of a read that has ended */
+	int result; /* once it has ended */
 	uint32_t crc[4]; /* crc32c of each quarter of the record */
 	uint8_t *header; /* a block */
 	struct iovec parts[2];
@@ -56,18 +61,21 @@ struct kvt_file {
 	struct kvt_index slots; /* entry e is slot e */
 	struct kvt_file_head head; /* as in the file */
 	uint64_t next_write;
-	bool all;
+	struct kvt_writer writer;
+	struct kvt_ghost ghost;
 	struct kvt_file_trouble trouble;
 	uint32_t depth; /* of each kind */
 	uint32_t in_flight[KVT_FILE_KINDS];
-	uint32_t spares[KVT_FILE_DEPTH_MOST], n_spares; /* private entries of the memory */
+	uint32_t writes_most; /* of them: each pins a page of the memory */
+	struct kvt_file_op *writes[KVT_FILE_DEPTH_MOST]; /* in flight, a ring, in their order */
+	uint32_t first_write;
 	struct kvt_file_op *free_op;
 	struct kvt_file_queue begun; /* writes, until their checksums are there */
 	struct kvt_file_queue ended; /* reads, once theirs are */
 	struct kvt_file_op ops[2 * KVT_FILE_DEPTH_MOST];
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
-	uint64_t written, dropped, read, bad;
+	uint64_t written, dropped, unpaid, unpaid_used, read, bad;
 	uint64_t bad_slots; /* an operation on them failed: PRIVATE until the next start */
 };
 
@@ -86,11 +94,18 @@ struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result);
 void kvt_file_failed(struct kvt_file *file, const char *what, int error);
 /** Return true while the file is closed after failures. */
 bool kvt_file_is_closed(const struct kvt_file *file);
-/** Check whether a page of the memory should be written; `unused`: also one that was never used. */
-bool kvt_file_wants(struct kvt_file *file, uint32_t entry, bool unused);
-/** Begin to write a page of the memory, which the next turn() starts. `spare`: its record becomes a
- * spare one. False: too many writes are in flight, or all slots are read. */
-bool kvt_file_write(struct kvt_file *file, uint32_t entry, bool spare);
+/** Return true if one more page can be written now. */
+bool kvt_file_has_room(const struct kvt_file *file);
+/** Return true if a page of the memory could be found in the file: what is in front of it is there,
+ * or will be. */
+bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry);
+/** Begin to write a page of the memory that is next, where there is room. The next turn() starts
+ * it. */
+void kvt_file_write(struct kvt_file *file, uint32_t entry);
+/** Compute checksums, start writes that have begun, and take what has ended. Without the lock of
+ * the memory. Returns true if a write has, so there may be room for another. */
+bool kvt_file_turn(struct kvt_file *file);
+/** The tier, without turn() and leave(): those are the writer's. */
 struct kvt_below kvt_file_below(struct kvt_file *file);
 
 #endif

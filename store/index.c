@@ -65,7 +65,7 @@ static uint32_t distance(const struct kvt_index *index, uint32_t from, uint32_t 
 }
 
 /* An entry of an earlier round stays in the table until it is taken. */
-static bool is_found(const struct kvt_index *index, uint32_t entry)
+bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry)
 {
 	const struct kvt_index_entry *e = &index->entries[entry];
 
@@ -77,7 +77,7 @@ static uint32_t search(const struct kvt_index *index, const uint8_t key[KVT_CHAI
 {
 	uint32_t place = home(index, key);
 
-	while (index->table[place] && (!is_found(index, index->table[place]) ||
+	while (index->table[place] && (!kvt_index_is_found(index, index->table[place]) ||
 	       memcmp(index->entries[index->table[place]].key, key, KVT_CHAIN_KEY_BYTES) != 0))
 		place = after(index, place);
 	return place;
@@ -148,7 +148,8 @@ static void leave_front(struct kvt_index *index, uint32_t entry)
 		return;
 	KVT_ASSERT(front->pins > 0);
 	front->used |= e->used;
-	if (--front->pins == 0 && !is_found(index, e->front))
+	front->passed |= e->passed && !front->used;
+	if (--front->pins == 0 && !kvt_index_is_found(index, e->front))
 		make_free(index, e->front);
 	else if (front->pins == 0 && used_later)
 		link_youngest(index, e->front);
@@ -166,7 +167,7 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 {
 	KVT_ASSERT(entry >= 1 && entry <= index->n_entries);
 	KVT_ASSERT(index->entries[entry].state == state);
-	KVT_ASSERT(state != KVT_INDEX_FOUND || is_found(index, entry));
+	KVT_ASSERT(state != KVT_INDEX_FOUND || kvt_index_is_found(index, entry));
 	return &index->entries[entry];
 }
 
@@ -205,7 +206,7 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	struct kvt_index_entry *e = &index->entries[entry];
 
 	if (entry) {
-		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !is_found(index, entry));
+		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !kvt_index_is_found(index, entry));
 		if (e->state == KVT_INDEX_FOUND)
 			table_remove(index, entry);
 		index->first_free = e->older;
@@ -214,8 +215,10 @@ uint32_t kvt_index_take(struct kvt_index *index)
 		return entry;
 	}
 	entry = index->oldest;
-	if (entry)
+	if (entry) {
+		index->left = index->entries[entry].use;
 		withdraw(index, entry);
+	}
 	return entry;
 }
 
@@ -230,7 +233,7 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	index->table[place] = entry;
 	e->state = KVT_INDEX_FOUND;
 	e->round = index->round;
-	e->used = 0;
+	e->used = e->first = e->kept = e->passed = e->bad = 0;
 	e->use = ++index->clock;
 	link_youngest(index, entry);
 	index->n_found++;
@@ -266,7 +269,7 @@ void kvt_index_clear(struct kvt_index *index)
 		index->first_free = index->youngest;
 	}
 	index->oldest = index->youngest = index->n_found = 0;
-	index->round++; /* 29 bits: once a second for 17 years */
+	index->round++; /* 25 bits: once a second for a year */
 }
 
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)
@@ -278,14 +281,34 @@ void kvt_index_pin(struct kvt_index *index, uint32_t entry)
 bool kvt_index_unpin(struct kvt_index *index, uint32_t entry)
 {
 	struct kvt_index_entry *e = &index->entries[entry];
-	bool found = is_found(index, entry);
+	bool found = kvt_index_is_found(index, entry);
+
+	if (found && e->pins == 1)
+		e->use = ++index->clock;
+	return kvt_index_put_back(index, entry);
+}
+
+/* True if a last use is nearer to now than to that of the oldest entry. */
+static bool is_recent(const struct kvt_index *index, uint32_t use)
+{
+	uint32_t oldest_use = index->oldest ? index->entries[index->oldest].use : use;
+
+	return (int32_t)(index->clock - use) < (int32_t)(use - oldest_use);
+}
+
+bool kvt_index_put_back(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+	bool found = kvt_index_is_found(index, entry);
 
 	KVT_ASSERT(e->pins > 0);
-	if (--e->pins == 0 && found) {
-		e->use = ++index->clock;
-		link_youngest(index, entry);
-	} else if (e->pins == 0) {
+	if (--e->pins > 0)
+		return found;
+	if (!found)
 		make_free(index, entry);
-	}
+	else if (e->use == index->clock || is_recent(index, e->use))
+		link_youngest(index, entry);
+	else
+		link_oldest(index, entry);
 	return found;
 }

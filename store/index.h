@@ -16,8 +16,8 @@
  *
  * A prefix ends at the first page that is missing, so a page must leave before the one in front of
  * it: each pins its front. A use touches one entry, and the pins keep the path in front of it. An
- * entry that leaves hands its `used` to its front. That leaves next, unless it was used later
- * itself. So a path is as old as its last use, as if each use had touched all of it.
+ * entry that leaves hands its `used` and `passed` to its front. That leaves next, unless it was
+ * used later itself. So a path is as old as its last use, as if each use had touched all of it.
  */
 
 #include <stdbool.h>
@@ -41,8 +41,12 @@ struct kvt_index_entry {
 	uint32_t pins;
 	uint32_t time;  /* when it was copied out of a pool, in s since 1970; 0: elsewhere */
 	uint32_t state : 2; /* enum kvt_index_state */
-	uint32_t used : 1;  /* it was asked for since it was published */
-	uint32_t round : 29; /* FOUND in an earlier one: it is free, once it has no pins */
+	uint32_t used : 1;   /* it was asked for since it was published */
+	uint32_t first : 1;  /* of its prompt: no page is in front */
+	uint32_t kept : 1;   /* the file has it, or it is being written */
+	uint32_t passed : 1; /* nothing from here to the front is used and not kept (writer.h) */
+	uint32_t bad : 1;    /* a slot of the file: it is not as it was written */
+	uint32_t round : 25; /* FOUND in an earlier one: it is free, once it has no pins */
 };
 
 struct kvt_index {
@@ -53,7 +57,8 @@ struct kvt_index {
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */
 	uint32_t n_found;
 	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
-	uint32_t round : 29; /* 1 more with each kvt_index_clear() */
+	uint32_t left;  /* last use of the entry that left last */
+	uint32_t round : 25; /* 1 more with each kvt_index_clear() */
 };
 
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
@@ -62,6 +67,8 @@ void kvt_index_destroy(struct kvt_index *index);
 /** Memory that an index of n_entries takes, once all were used. */
 uint64_t kvt_index_bytes(uint64_t n_entries);
 
+/** Return true if an entry is FOUND. */
+bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry);
 /** Return the entry of a page, 0: none. */
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);
 /** Use a FOUND entry: it becomes the youngest, and its path stays as long as it does. */
@@ -81,6 +88,9 @@ void kvt_index_pin(struct kvt_index *index, uint32_t entry);
 /** The last unpin makes it the youngest. Returns false if the index was cleared since the pin: the
  * entry is no longer the caller's. */
 bool kvt_index_unpin(struct kvt_index *index, uint32_t entry);
+/** The same, but this is no use: the last one puts it back to the end that its last use is nearer
+ * to. */
+bool kvt_index_put_back(struct kvt_index *index, uint32_t entry);
 /** Forget all FOUND entries, in O(1): those without pins are free now, others at their last unpin.
  */
 void kvt_index_clear(struct kvt_index *index);

@@ -537,7 +537,8 @@ static int commit(struct kvt_store *store, struct kvt_load *load)
 	return 0;
 }
 
-/* The name of the page in front of a page of a load: of a side page, its main page. */
+/* The name of the page in front of a page of a load: of a side page, its main page. NULL: it is the
+ * first of its prompt. */
 static const struct kvt_chain *front_of(const struct kvt_store *store, const struct kvt_load *load,
 					uint32_t at)
 {
@@ -546,7 +547,7 @@ static const struct kvt_chain *front_of(const struct kvt_store *store, const str
 	const struct kvt_chain *main;
 
 	if (at < load->n_main)
-		return at > 0 ? &load->pages[at - 1].name : &load->front;
+		return at > 0 ? &load->pages[at - 1].name : load->first ? &load->front : NULL;
 	main = name_at(store, load, table, load->first, index);
 	return main ? main : &load->front;
 }

@@ -68,7 +68,7 @@ static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--min-positions N]\n"
 		"                 [--queue-pages N] [--load-percent N]\n"
-		"                 [--file PATH --file-bytes SIZE [--file-admit used|all]\n"
+		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
 		"                 [--file-depth N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
 		"                 [--helper-batch-bytes SIZE]]\n\n"
@@ -85,8 +85,9 @@ static void usage(FILE *to)
 		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
 		"                     disk; they are there after a restart\n"
 		"  --file-bytes SIZE  its size. Allocated at start\n"
-		"  --file-admit WHAT  used: pages that were used since they were copied;\n"
-		"                     all: also others. Default: used\n"
+		"  --file-write-bytes SIZE\n"
+		"                     write no more in a second; default: no limit. What came\n"
+		"                     back is written first\n"
 		"  --file-depth N     reads in flight, and as many writes; default: %u\n"
 		"  --helper COMMAND   keep pages in a distributed store, too, by this process:\n"
 		"                     \"python3 -m kvtrunk.store mooncake\", or redis\n"
@@ -159,8 +160,8 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		return parse_size(text, &options->file.bytes) ? NULL :
 		       "a size above 0, as 512G or 2T";
 	case 'a':
-		options->file.all = strcmp(text, "all") == 0;
-		return options->file.all || strcmp(text, "used") == 0 ? NULL : "used, all";
+		return parse_size(text, &options->file.write_bytes) ? NULL :
+		       "a size above 0, as 100M";
 	case 'd':
 		return parse_count(text, KVT_FILE_DEPTH_MOST, &options->file.depth) ? NULL :
 		       "1 to 64";
@@ -190,7 +191,8 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "sibling", required_argument, NULL, 'g' }, /* gone */
 		{ "file", required_argument, NULL, 'f' },
 		{ "file-bytes", required_argument, NULL, 'b' },
-		{ "file-admit", required_argument, NULL, 'a' },
+		{ "file-admit", required_argument, NULL, 'u' }, /* gone */
+		{ "file-write-bytes", required_argument, NULL, 'a' },
 		{ "file-depth", required_argument, NULL, 'd' },
 		{ "helper", required_argument, NULL, 'x' },
 		{ "helper-wait-ms", required_argument, NULL, 'w' },
@@ -218,6 +220,10 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		case 'g':
 			fprintf(stderr, "kvtstored: --sibling is no more: one store serves all "
 				"instances: repeat --socket\n");
+			return KVT_EXIT_USAGE;
+		case 'u':
+			fprintf(stderr, "kvtstored: --file-admit is no more: all is written, what "
+				"came back first: limit it with --file-write-bytes\n");
 			return KVT_EXIT_USAGE;
 		case '?':
 			fputs("kvtstored --help lists the options\n", stderr);

@@ -155,31 +155,29 @@ static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
 	return false;
 }
 
-/* True if a page that leaves the memory now is kept below, where it should be. False: soon, when a
- * write has ended. */
-static bool is_ready(const struct kvt_tier *tier)
-{
-	bool ready = true;
-
-	for (uint32_t i = 0; i < tier->n_below && !tier->index.first_free; i++)
-		ready &= !tier->below[i].keep || tier->below[i].ready(tier->below[i].self);
-	return ready;
-}
-
-/* Take an entry. The page that leaves for it is offered to the tiers below. */
+/* Take an entry. Pages are offered to the tiers below before they leave for it: one that is written
+ * stays until then, but the last one that can leave does. */
 static uint32_t take(struct kvt_tier *tier)
 {
-	bool leaves = !tier->index.first_free;
-	uint32_t entry = kvt_index_take(&tier->index);
+	const struct kvt_index *index = &tier->index;
+	uint32_t i = 0;
 
-	for (uint32_t i = 0; i < tier->n_below && entry && leaves; i++) {
-		uint32_t other = tier->below[i].keep ?
-				 tier->below[i].keep(tier->below[i].self, entry) : entry;
+	while (!index->first_free && index->oldest != index->youngest && i < tier->n_below)
+		if (!tier->below[i].leave || !tier->below[i].leave(tier->below[i].self,
+								   index->oldest))
+			i++;
+	return kvt_index_take(&tier->index);
+}
 
-		leaves = other == entry;
-		entry = other;
-	}
-	return entry;
+/* Let a page be found, of a prompt that begins with it or behind an entry, 0: it is not here. */
+static void publish(struct kvt_tier *tier, uint32_t entry, const struct kvt_chain *page, bool first,
+		    uint32_t front)
+{
+	kvt_index_publish(&tier->index, entry, page, front);
+	tier->index.entries[entry].first = first;
+	for (uint32_t i = 0; i < tier->n_below; i++)
+		if (tier->below[i].entered)
+			tier->below[i].entered(tier->below[i].self, entry);
 }
 
 /* Begin to read a page into an entry, from the nearest tier that has it. */
@@ -201,8 +199,8 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 	int rc;
 
 	if (entry) {
-		/* It may have arrived before its front. */
-		kvt_index_join(&tier->index, entry, kvt_index_find(&tier->index, front));
+		if (front) /* it may have arrived before that */
+			kvt_index_join(&tier->index, entry, kvt_index_find(&tier->index, front));
 		kvt_index_pin(&tier->index, entry);
 		return entry;
 	}
@@ -212,15 +210,17 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		return -ENOENT;
 	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
 		return -EAGAIN;
-	entry = is_ready(tier) ? take(tier) : 0;
+	entry = take(tier);
 	if (!entry)
-		return -EAGAIN; /* all are pinned or coming */
+		return -EAGAIN; /* all are pinned, coming or being written */
 	rc = read_below(tier, page, entry);
 	if (rc != 0) {
 		kvt_index_drop(&tier->index, entry);
 		return rc;
 	}
-	tier->coming[tier->n_coming++] = (struct kvt_coming){ *page, *front, entry, false };
+	tier->coming[tier->n_coming++] = (struct kvt_coming){
+		.page = *page, .front = front ? *front : *page, .entry = entry, .first = !front,
+	};
 	tier->begun++;
 	return -EINPROGRESS;
 }
@@ -241,7 +241,7 @@ bool kvt_tier_moves(struct kvt_tier *tier)
 	bool moves;
 
 	kvt_tier_lock(tier);
-	moves = tier->n_coming > 0 || !is_ready(tier);
+	moves = tier->n_coming + tier->n_writing > 0;
 	kvt_tier_unlock(tier);
 	return moves;
 }
@@ -258,8 +258,8 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 	tier->coming[i] = tier->coming[--tier->n_coming];
 	/* It may have been copied from the pool meanwhile. */
 	if (good && !came.stale && !kvt_index_find(&tier->index, &came.page)) {
-		kvt_index_publish(&tier->index, entry, &came.page,
-				  kvt_index_find(&tier->index, &came.front));
+		publish(tier, entry, &came.page, came.first,
+			kvt_index_find(&tier->index, &came.front));
 		tier->index.entries[entry].used = 1; /* a load wants it */
 	} else {
 		kvt_index_drop(&tier->index, entry);
@@ -270,21 +270,21 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 
 bool kvt_tier_arrivals(struct kvt_tier *tier)
 {
-	uint32_t entry, n = 0;
-	bool good;
+	bool more = false, good;
+	uint32_t entry;
 
 	for (uint32_t i = 0; i < tier->n_below; i++)
 		if (tier->below[i].turn)
-			tier->below[i].turn(tier->below[i].self);
+			more |= tier->below[i].turn(tier->below[i].self);
 	kvt_tier_lock(tier);
 	for (uint32_t i = 0; i < tier->n_below; i++) {
 		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))
 			continue;
 		arrive(tier, entry, good);
-		n++;
+		more = true;
 	}
 	kvt_tier_unlock(tier);
-	return n > 0;
+	return more;
 }
 
 void kvt_tier_clear(struct kvt_tier *tier)
@@ -336,8 +336,11 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	/* What was cached before a drop is kept out first. */
 	if (share->drops != tier->drops)
 		return 0;
-	/* Wait while a page would be lost for it, if the queue has room until then. */
-	if (!is_ready(tier) && known->n_queued < known->queue_pages / 2)
+	/* Wait while all that could leave is being written, but for one, which may be the front of
+	 * the next page: if the queue has room until then. */
+	if (!tier->index.first_free && tier->n_writing &&
+	    tier->index.oldest == tier->index.youngest &&
+	    known->n_queued < known->queue_pages / 2)
 		return 0;
 	while ((copy->page = kvt_known_next(known, &swept)) != 0) {
 		copy->front = entry_of(tier, known, known->pages[copy->page].parent);
@@ -362,6 +365,7 @@ static void prepare(struct kvt_tier *tier, const struct kvt_known *known, struct
 		kvt_index_pin(&tier->index, copy->front);
 	copy->entry = take(tier);
 	KVT_ASSERT(copy->entry);
+	copy->first = !known->pages[copy->page].parent;
 	copy->chain = *kvt_known_name(known, copy->page);
 	copy->changes = known->pages[copy->page].changes;
 	copy->drops = tier->drops;
@@ -403,8 +407,7 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct k
 	 * instance. */
 	only = good && copy->drops == tier->drops && !kvt_index_find(&tier->index, &copy->chain);
 	if (only) {
-		kvt_index_publish(&tier->index, copy->entry, &copy->chain,
-				  found ? copy->front : 0);
+		publish(tier, copy->entry, &copy->chain, copy->first, found ? copy->front : 0);
 		tier->index.entries[copy->entry].time = now;
 	} else {
 		kvt_index_drop(&tier->index, copy->entry);

@@ -43,6 +43,7 @@
 struct kvt_coming {
 	struct kvt_chain page, front; /* and the page in front of it */
 	uint32_t entry;
+	bool first; /* of its prompt: there is none in front */
 	bool stale; /* all pages were forgotten meanwhile */
 };
 
@@ -60,6 +61,7 @@ struct kvt_tier {
 	uint32_t n_below;
 	struct kvt_coming coming[KVT_COMING_MOST];
 	uint32_t n_coming;
+	uint32_t n_writing; /* pages that are pinned until they are written below */
 	uint64_t begun, brought, lost; /* reads from below: all, good, bad */
 };
 
@@ -76,6 +78,7 @@ struct kvt_copy {
 	uint32_t front;          /* entry of the page in front, which is pinned; 0: none is here */
 	uint32_t changes;        /* of the page when the copy began */
 	uint32_t drops;          /* of the tier then */
+	bool first;              /* page of its prompt: there is none in front */
 	struct kvt_chain chain;
 };
 
@@ -99,12 +102,13 @@ uint32_t kvt_tier_pin(struct kvt_tier *tier, const struct kvt_chain *page);
 void kvt_tier_unpin(struct kvt_tier *tier, uint32_t entry, bool used);
 /** Return true if something comes from below, or leaves for there. */
 bool kvt_tier_moves(struct kvt_tier *tier);
-/** Get a page into memory, behind the one with the name `front`, and pin it. Returns its entry; 0:
- * it is on its way; -EINPROGRESS: from now on. -EAGAIN: no room now. -ENOENT: no tier has it. */
+/** Get a page into memory, behind the one with the name `front`, NULL: the first of its prompt, and
+ * pin it. Returns its entry; 0: it is on its way; -EINPROGRESS: from now on. -EAGAIN: no room now.
+ * -ENOENT: no tier has it. */
 int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		       const struct kvt_chain *front);
-/** Let a page that arrived from each tier below be found. Returns true if there was any. One thread
- * calls it. */
+/** Give each tier below a turn, and let a page that arrived from it be found. Returns true if there
+ * may be more: call again. One thread calls it. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
 /** Note that a request continues behind a cached page, as far as that is here. */

@@ -200,8 +200,7 @@ static void note_store(void)
 static void start_store(void)
 {
 	const struct kvt_test_daemon *daemons[SIDES];
-	const char *const file[] = { "--file", path, "--file-bytes", "8M", "--file-admit", "all",
-				     NULL };
+	const char *const file[] = { "--file", path, "--file-bytes", "8M", NULL };
 
 	for (uint32_t i = 0; i < SIDES; i++)
 		daemons[i] = &sides[i].daemon;

@@ -486,8 +486,7 @@ TEST_WITH(a_point_that_lost_a_side_page_is_not_offered, start_both, stop)
 
 static void start_file_store(void)
 {
-	const char *more[] = { "--file", path, "--file-bytes", "16M", "--file-admit", "all",
-			       NULL };
+	const char *more[] = { "--file", path, "--file-bytes", "16M", NULL };
 
 	kvt_test_side_store(&own, "512K", more);
 }

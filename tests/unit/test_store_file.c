@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shm/clock.h"
 #include "store/file_state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
@@ -21,7 +22,7 @@
 #define SLOTS 32u
 #define COPIED 1700000000u /* time of page 0 */
 #define SLOT_BYTES (KVT_FILE_BLOCK + RECORD)
-#define FILE_BYTES (SLOTS * (SLOT_BYTES + 24ull) + 2 * KVT_FILE_BLOCK)
+#define FILE_BYTES (SLOTS * (SLOT_BYTES + 28ull) + 2 * KVT_FILE_BLOCK)
 
 static char directory[64], path[96];
 static struct kvt_tier tier;
@@ -72,8 +73,7 @@ static int start(void **state)
 		rmdir(directory);
 		kvt_skip("/var/tmp has no O_DIRECT");
 	}
-	options = (struct kvt_file_options){ .path = path, .bytes = FILE_BYTES, .depth = 2,
-					     .all = true };
+	options = (struct kvt_file_options){ .path = path, .bytes = FILE_BYTES, .depth = 2 };
 	if (open_file() == 0)
 		return 0;
 	print_message("%s\n", why.text);
@@ -88,16 +88,33 @@ static int stop(void **state)
 	return rmdir(directory);
 }
 
-/* Put a page into the memory, in an entry that is free. */
-static void put(uint32_t i)
+static int start_closed(void **state)
+{
+	int rc = start(state);
+
+	if (rc == 0)
+		close_file(true);
+	file = NULL;
+	return rc;
+}
+
+/* Put a page into the memory, in an entry that is free, behind another one or 0. */
+static uint32_t put_behind(uint32_t i, uint32_t front)
 {
 	uint32_t entry = kvt_index_take(&tier.index);
 	struct kvt_chain page = name(i);
 
 	memset(kvt_tier_record(&tier, entry), (int)i, RECORD);
-	kvt_index_publish(&tier.index, entry, &page, 0);
-	tier.index.entries[entry].used = 1;
+	kvt_index_publish(&tier.index, entry, &page, front);
+	tier.index.entries[entry].first = !front;
 	tier.index.entries[entry].time = COPIED + i;
+	tier.below[0].entered(file, entry);
+	return entry;
+}
+
+static uint32_t put(uint32_t i)
+{
+	return put_behind(i, 0);
 }
 
 static void settle(void)
@@ -112,38 +129,33 @@ static void settle(void)
 	}
 }
 
-/* Let the oldest page leave a memory that has room. Returns what it is exchanged for. */
-static uint32_t leave(uint32_t *ret_entry)
+/* Offer a page that is to leave. True: it is being written. */
+static bool leave(uint32_t entry)
 {
-	uint32_t first_free = tier.index.first_free;
-
-	tier.index.first_free = 0;
-	*ret_entry = kvt_index_take(&tier.index);
-	tier.index.first_free = first_free;
-	return tier.below[0].keep(file, *ret_entry);
+	return tier.below[0].leave(file, entry);
 }
 
 static void store_pages(uint32_t first, uint32_t n)
 {
-	uint32_t entry;
-
 	for (uint32_t i = first; i < first + n; i++) {
-		put(i);
-		kvt_index_drop(&tier.index, leave(&entry));
+		uint32_t entry = put(i);
+
+		leave(entry);
 		settle();
+		kvt_index_drop(&tier.index, entry);
 	}
 }
 
 /* Read a page back, with the time of its copy. False: it is absent. */
 static bool comes_back(uint32_t i)
 {
-	struct kvt_chain page = name(i), none = { { 0 } };
-	int64_t entry = kvt_tier_bring(&tier, &page, &none);
+	struct kvt_chain page = name(i);
+	int64_t entry = kvt_tier_bring(&tier, &page, NULL);
 	const uint8_t *record;
 
 	if (entry == -EINPROGRESS) {
 		settle();
-		entry = kvt_tier_bring(&tier, &page, &none);
+		entry = kvt_tier_bring(&tier, &page, NULL);
 	}
 	if (entry < 0)
 		return false;
@@ -173,20 +185,21 @@ TEST_WITH(a_page_that_left_the_memory_comes_back, start, stop)
 /* Who holds the lock of the memory holds up all instances. */
 TEST_WITH(checksums_are_made_without_the_lock, start, stop)
 {
-	struct kvt_chain page = name(1), none = { { 0 } };
-	uint32_t entry;
+	struct kvt_chain page = name(1);
+	uint32_t entry = put(1);
 
-	put(1);
 	kvt_tier_lock(&tier);
-	leave(&entry);
+	assert_true(leave(entry));
 	kvt_tier_unlock(&tier);
 	assert_non_null(file->begun.first); /* it waits for turn() */
 	assert_int_equal(file->begun.first->crc[0], 0);
-	assert_true(comes_back(1)); /* meanwhile it is in memory */
+	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), entry); /* meanwhile it is here */
+	kvt_tier_unpin(&tier, entry, false);
 	settle();
 	assert_null(file->begun.first);
 	assert_int_equal(file->written, 1);
-	assert_int_equal(kvt_tier_bring(&tier, &page, &none), -EINPROGRESS);
+	kvt_index_drop(&tier.index, entry);
+	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), -EINPROGRESS);
 	while (!file->ended.first) /* its checksum is there before the lock is taken */
 		tier.below[0].turn(file);
 	assert_int_not_equal(file->ended.first->crc[0], 0);
@@ -194,36 +207,113 @@ TEST_WITH(checksums_are_made_without_the_lock, start, stop)
 	assert_true(comes_back(1));
 }
 
-TEST_WITH(only_pages_that_were_used_are_written, start, stop)
-{
-	struct kvt_chain page = name(1);
-	uint32_t entry;
-
-	file->all = false;
-	put(1);
-	put(2);
-	tier.index.entries[kvt_index_find(&tier.index, &page)].used = 0;
-	kvt_index_drop(&tier.index, leave(&entry));
-	kvt_index_drop(&tier.index, leave(&entry));
-	settle();
-	assert_false(comes_back(1));
-	assert_true(comes_back(2));
-	assert_int_equal(file->dropped, 0);
-}
-
 TEST_WITH(with_too_many_writes_in_flight_a_page_is_dropped, start, stop)
 {
-	for (uint32_t i = 1; i <= 3; i++) {
-		uint32_t entry, other;
-
-		put(i);
-		other = leave(&entry);
-		assert_int_equal(other == entry, i == 3);
-	}
+	for (uint32_t i = 1; i <= 3; i++)
+		assert_int_equal(leave(put(i)), i < 3);
 	settle();
 	assert_int_equal(file->written, 2);
 	assert_int_equal(file->dropped, 1);
-	assert_int_equal(file->n_spares, 2);
+	assert_int_equal(tier.n_writing, 0);
+}
+
+/* A page that nobody can reach costs a slot, and finds nothing. */
+TEST_WITH(no_page_is_written_before_the_one_in_front_of_it, start, stop)
+{
+	uint32_t first = put(1), second = put_behind(2, first), lost;
+
+	assert_false(leave(second));
+	assert_int_equal(file->dropped, 1);
+	assert_true(leave(first));
+	assert_true(leave(second)); /* they end in this order */
+	settle();
+	assert_int_equal(file->written, 2);
+	lost = put(3);
+	tier.index.entries[lost].first = 0; /* what is in front of it is not in memory */
+	assert_false(leave(lost));
+	assert_int_equal(file->slots.entries[kvt_index_find(&file->slots, &(struct kvt_chain){
+		.digest = { 0, 0, 0, 0, 1 } })].pins, 1);
+}
+
+/* Fill the memory with a path of n pages, numbered from `first` on. Returns its last entry. */
+static uint32_t put_path(uint32_t first, uint32_t n)
+{
+	uint32_t entry = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		entry = put_behind(first + i, entry);
+	return entry;
+}
+
+static void settle_turns(void)
+{
+	for (uint32_t turn = 0; turn < 4 * RAM_PAGES; turn++) {
+		kvt_tier_arrivals(&tier);
+		settle();
+	}
+}
+
+static uint32_t slot_of(uint32_t i)
+{
+	struct kvt_chain page = name(i);
+
+	return kvt_index_find(&file->slots, &page);
+}
+
+TEST_WITH(the_oldest_paths_are_written_before_they_leave, start, stop)
+{
+	put_path(1, RAM_PAGES - 4);
+	settle_turns();
+	assert_int_equal(file->written, 0); /* nothing will leave soon */
+	for (uint32_t i = 20; i < 24; i++)
+		put(i);
+	settle_turns();
+	for (uint32_t i = 1; i <= RAM_PAGES - 4; i++)
+		assert_int_not_equal(slot_of(i), 0);
+	assert_int_equal(slot_of(20), 0); /* a tenth is one page here */
+	assert_int_equal(file->dropped, 0);
+}
+
+TEST_WITH(with_a_budget_what_was_used_is_written_first, start, stop)
+{
+	uint32_t end = put_path(1, 8);
+
+	put_path(20, 8);
+	tier.index.entries[kvt_index_find(&tier.index, &(struct kvt_chain){
+		.digest = { 0, 0, 0, 0, 5 } })].used = 1;
+	file->writer.budget_bytes = 1; /* two pages of it at once, no more while this test runs */
+	file->writer.filled_ns = (uint64_t)kvt_now_ns();
+	for (uint32_t i = 1; i <= 5; i++) { /* up to the one that was used */
+		assert_int_equal(slot_of(i), 0);
+		file->writer.left_bytes = SLOT_BYTES;
+		settle_turns();
+		assert_int_not_equal(slot_of(i), 0);
+	}
+	file->writer.left_bytes = SLOT_BYTES - 1; /* the rest waits for more than a half */
+	settle_turns();
+	assert_int_equal(file->written, 5);
+	assert_true(tier.index.entries[end].passed);
+	assert_false(leave(end));
+	assert_int_equal(kvt_file_count(file).unpaid, 1);
+	assert_int_equal(kvt_file_count(file).unpaid_used, 0);
+	file->writer.left_bytes = 2 * SLOT_BYTES;
+	settle_turns();
+	assert_int_equal(file->written, 7);
+	assert_int_equal(slot_of(20), 0);
+}
+
+TEST_WITH(with_a_budget_a_page_that_comes_again_counts_as_used, start_closed, stop)
+{
+	options.write_bytes = 1;
+	assert_int_equal(open_file(), 0);
+	for (uint32_t turn = 0; turn < 2; turn++) {
+		uint32_t entry = put(1);
+
+		assert_int_equal(tier.index.entries[entry].used, turn);
+		assert_false(leave(entry));
+		kvt_index_drop(&tier.index, entry);
+	}
+	assert_int_equal(tier.index.entries[put(2)].used, 0);
 }
 
 TEST_WITH(a_full_file_drops_its_oldest_page, start, stop)
@@ -252,7 +342,7 @@ TEST_WITH(a_restart_finds_all_pages, start, stop)
 	close_file(true);
 	assert_int_equal(open_file(), 0);
 	for (uint32_t i = 8; i >= 1; i--)
-		store_pages(i, 1); /* they are a path, which leaves the memory from its end */
+		store_pages(i, 1); /* touched, the first one last */
 	store_pages(100, SLOTS - 8 + 1);
 	assert_false(comes_back(8));
 	assert_true(comes_back(1));
@@ -314,6 +404,51 @@ TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, sto
 		assert_true(comes_back(i));
 	free(other);
 	close(fd);
+}
+
+/* Those behind it are found again with it. */
+TEST_WITH(a_bad_slot_with_pages_behind_it_is_written_again_in_place, start, stop)
+{
+	uint32_t slot, end = put_path(1, 3);
+
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_true(leave(end - 2 + i));
+		settle();
+	}
+	for (uint32_t i = 3; i > 0; i--)
+		kvt_index_drop(&tier.index, end - 3 + i);
+	slot = slot_of(1);
+	damage(slot_at(1) + SLOT_BYTES - 1, "x", 1);
+	assert_false(comes_back(1));
+	assert_false(comes_back(1)); /* it is not read again */
+	assert_int_equal(file->bad, 1);
+	assert_true(leave(put(1)));
+	settle();
+	assert_int_equal(slot_of(1), slot);
+	kvt_index_drop(&tier.index, kvt_index_find(&tier.index, &(struct kvt_chain){
+		.digest = { 0, 0, 0, 0, 1 } }));
+	for (uint32_t i = 1; i <= 3; i++)
+		assert_true(comes_back(i));
+}
+
+TEST_WITH(a_start_knows_what_is_behind_what, start, stop)
+{
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
+		for (uint32_t i = 0, end = put_path(1, 8); i < 8; i++) {
+			assert_true(leave(end - 7 + i));
+			settle();
+		}
+		close_file(orderly);
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(file->slots.n_found, 8);
+		store_pages(100, SLOTS - 8 + 2);
+		for (uint32_t i = 1; i <= 8; i++)
+			assert_int_equal(comes_back(i), i <= 6);
+		close_file(false);
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(file->slots.n_found, SLOTS);
+	}
 }
 
 /* Write garbage over a part of the file, often of its head or checkpoint. */
@@ -417,7 +552,7 @@ TEST_WITH(a_write_that_fails_costs_its_slot, start, stop)
 	assert_int_equal(file->written, 0);
 	assert_int_equal(file->dropped, 1);
 	assert_int_equal(file->bad_slots, 1);
-	assert_int_equal(file->n_spares, 2);
+	assert_int_equal(tier.n_writing, 0);
 	assert_false(comes_back(1));
 	store_pages(1, SLOTS - 1);
 	assert_int_equal(file->slots.n_found, SLOTS - 1);
@@ -446,9 +581,9 @@ TEST_WITH(a_device_that_fails_often_is_closed_for_a_while, start, stop)
 /* Read a page that seems to have taken so long. */
 static bool comes_back_after(uint32_t i, uint64_t took_ns)
 {
-	struct kvt_chain page = name(i), none = { { 0 } };
+	struct kvt_chain page = name(i);
 
-	if (kvt_tier_bring(&tier, &page, &none) != -EINPROGRESS)
+	if (kvt_tier_bring(&tier, &page, NULL) != -EINPROGRESS)
 		return false;
 	for (uint32_t n = 0; n < 2 * file->depth; n++)
 		file->ops[n].begun_ns -= took_ns;
@@ -502,11 +637,9 @@ TEST_WITH(a_file_of_another_version_is_emptied, start, stop)
 TEST_WITH(what_is_dropped_is_not_found_by_a_start, start, stop)
 {
 	for (uint32_t orderly = 0; orderly < 2; orderly++) {
-		uint32_t entry;
-
 		store_pages(1, 5);
-		put(6);
-		leave(&entry); /* it is being written */
+		assert_true(leave(put(6))); /* it is being written */
+		kvt_tier_clear(&tier);
 		kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
 		settle();
 		for (uint32_t i = 1; i <= 6; i++)
@@ -579,16 +712,6 @@ static void must_say(const char *text)
 		fail_msg("'%s' is not in '%s'", text, why.text);
 }
 
-static int start_closed(void **state)
-{
-	int rc = start(state);
-
-	if (rc == 0)
-		close_file(true);
-	file = NULL;
-	return rc;
-}
-
 TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 {
 	char text[8192] = "precious";
@@ -600,7 +723,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		unlink(path);
 		close(open(path, O_WRONLY | O_CREAT, 0600));
 		if (i == 2)
-			memcpy(text, "KVTFILE\0\2", 9); /* of this version */
+			memcpy(text, "KVTFILE\0\3", 9); /* of this version */
 		damage(0, text, bytes);
 		must_say(i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);
