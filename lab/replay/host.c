@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OP_KEYS_DEFAULT (1u << 20)
 
@@ -39,22 +40,40 @@ static int start_daemon(struct kvt_own_daemon *daemon, const struct kvt_replay_o
 	return rc;
 }
 
+#define FILE_BLOCK 4096ull
+#define NAME_BYTES 64u /* at most, that a file has beside each page's blocks */
+
+static uint64_t blocks(uint64_t bytes)
+{
+	return (bytes + FILE_BLOCK - 1) / FILE_BLOCK * FILE_BLOCK;
+}
+
 /* Start a store for n instances from this one on. Loads may take the whole pool: a prompt may be
- * nearly as long. */
+ * nearly as long. Its file is gone with it. */
 static int start_store(struct kvt_replay_host *host, const struct kvt_replay_options *options,
 		       uint32_t first, uint32_t n)
 {
-	char program[4096], ram[48], least[48], why[512] = "";
-	const char *const flags[] = { ram, least, "--load-percent=100", NULL };
+	char program[4096], ram[48], least[48], file[64], size[48], writes[48], why[512] = "";
+	const char *flags[8] = { ram, least, "--load-percent=100" };
 	uint64_t n_pages = (uint64_t)options->store_pages * n / host->n;
+	uint64_t n_slots = (uint64_t)options->store_file_pages * n / host->n;
+	uint64_t record = n_slots ? blocks(options->page_bytes) : options->page_bytes;
 	int rc;
 
-	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",
-		 (unsigned long long)n_pages * options->page_bytes);
+	snprintf(ram, sizeof(ram), "--ram-bytes=%llu", (unsigned long long)(n_pages * record));
+	snprintf(file, sizeof(file), "--file=/var/tmp/kvtlab-replay-%d-%u", getpid(), first);
+	snprintf(size, sizeof(size), "--file-bytes=%llu", (unsigned long long)
+		 (n_slots * (FILE_BLOCK + record + NAME_BYTES) + 2 * FILE_BLOCK));
+	snprintf(writes, sizeof(writes), "--file-write-bytes=%u", options->store_write_bytes);
+	flags[3] = n_slots ? file : NULL;
+	flags[4] = size;
+	flags[5] = options->store_write_bytes ? writes : NULL;
 	snprintf(least, sizeof(least), "--min-positions=%u", options->page_size);
 	kvt_own_store_program(options->daemon, program, sizeof(program));
 	rc = kvt_own_store_start(&host->stores[host->n_stores++], program,
 				 &host->socket_paths[first], n, flags, -1, why, sizeof(why));
+	if (n_slots)
+		unlink(file + strlen("--file="));
 	if (rc)
 		fprintf(stderr, "kvtlab replay: %s\n", why);
 	return rc;

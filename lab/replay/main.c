@@ -72,6 +72,9 @@ static const char more_usage[] =
 	"  --daemon PROGRAM    kvtrunkd to start (default: beside kvtlab)\n"
 	"  --disabled          our own daemon caches nothing\n"
 	"  --store N           a kvtstored with N pages of memory beside our own daemon\n"
+	"  --store-file N      and a file of N pages in /var/tmp\n"
+	"  --store-write-bytes N\n"
+	"                      it writes no more in a second\n"
 	"  --instances N       N daemons of our own; worker w is at number w mod N (1)\n"
 	"  --private-stores    a kvtstored for each, with a part of the memory (one for all)\n"
 	"  --namespaces N      spread sessions over so many namespaces (1)\n"
@@ -98,7 +101,8 @@ enum option_code {
 	OPT_CONCURRENCY, OPT_TIME_SCALE, OPT_LOCKSTEP, OPT_FORCE_MISS, OPT_KILL, OPT_SERVED,
 	OPT_WRITE, OPT_VERIFY, OPT_NO_VERIFY, OPT_NO_PRIVATE, OPT_JSON, OPT_QUIET, OPT_HELP,
 	OPT_COALESCE, OPT_PREFILL, OPT_PROGRESS, OPT_HELP_ALL, OPT_SIDES, OPT_POINTS_EVERY,
-	OPT_POINTS_ALL, OPT_POINTS_DROP, OPT_STORE, OPT_INSTANCES, OPT_PRIVATE_STORES,
+	OPT_POINTS_ALL, OPT_POINTS_DROP, OPT_STORE, OPT_STORE_FILE, OPT_STORE_WRITES, OPT_INSTANCES,
+	OPT_PRIVATE_STORES,
 };
 
 static const struct option long_options[] = {
@@ -111,6 +115,8 @@ static const struct option long_options[] = {
 	{ "page-bytes", required_argument, NULL, OPT_PAGE_BYTES },
 	{ "policy", required_argument, NULL, OPT_POLICY },
 	{ "store", required_argument, NULL, OPT_STORE },
+	{ "store-file", required_argument, NULL, OPT_STORE_FILE },
+	{ "store-write-bytes", required_argument, NULL, OPT_STORE_WRITES },
 	{ "instances", required_argument, NULL, OPT_INSTANCES },
 	{ "private-stores", no_argument, NULL, OPT_PRIVATE_STORES },
 	{ "disabled", no_argument, NULL, OPT_DISABLED },
@@ -149,6 +155,9 @@ static bool set_number(struct kvt_replay_options *options, int code, const char 
 		{ OPT_PAGE_SIZE, "page-size", &options->page_size, 1, KVT_MAX_PAGE_SIZE },
 		{ OPT_PAGE_BYTES, "page-bytes", &options->page_bytes, 8, 1u << 30 },
 		{ OPT_STORE, "store", &options->store_pages, 1, 1u << 30 },
+		{ OPT_STORE_FILE, "store-file", &options->store_file_pages, 1, 1u << 30 },
+		{ OPT_STORE_WRITES, "store-write-bytes", &options->store_write_bytes, 1,
+		  UINT32_MAX },
 		{ OPT_INSTANCES, "instances", &options->n_instances, 1, KVT_REPLAY_MAX_INSTANCES },
 		{ OPT_NAMESPACES, "namespaces", &options->n_namespaces, 1, 4096 },
 		{ OPT_CHUNK, "chunk", &options->chunk, 1, 1u << 30 },
@@ -253,6 +262,10 @@ static void check(struct kvt_replay_options *options)
 	if (options->private_stores && options->store_pages < options->n_instances)
 		usage_error("--private-stores divides the pages of --store N: at least one for "
 			    "each of %u instances", options->n_instances);
+	if ((options->store_file_pages && !options->store_pages) ||
+	    (options->store_write_bytes && !options->store_file_pages))
+		usage_error("--store-file N is for a store with --store N, and "
+			    "--store-write-bytes N for its file: give both");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)

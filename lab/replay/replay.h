@@ -40,6 +40,8 @@ struct kvt_replay_options {
 	uint32_t page_size;
 	uint32_t page_bytes; /* 0: a word for each position */
 	uint32_t store_pages; /* of stores beside our own daemons, in all; 0: none */
+	uint32_t store_file_pages; /* of a file below each store's memory, in all; 0: none */
+	uint32_t store_write_bytes; /* most that a store writes to its file a second; 0: any */
 	uint32_t fetch_ms;    /* a store may take so long to answer */
 	uint32_t chunk;      /* positions between two COMMITs */
 	uint32_t concurrency; /* requests in flight in one worker */
