@@ -35,7 +35,7 @@
 
 static struct kvt_test_side own;
 static uint32_t keys[PROMPTS][N];
-static char directory[64], path[96];
+static char directory[TEST_FOLDER_BYTES], path[96];
 
 static const char *budget; /* bytes a second; NULL: none */
 
@@ -73,17 +73,13 @@ static void end_store(bool orderly)
 
 static void make_directory(void)
 {
-	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
-	kvt_test_check(mkdtemp(directory));
+	make_folder_on_disk(directory);
 	snprintf(path, sizeof(path), "%s/pages", directory);
 }
 
 static int start_with(const char *more, const char *file_bytes)
 {
-	if (!has_direct_io(path)) {
-		rmdir(directory);
-		kvt_skip("/var/tmp has no O_DIRECT");
-	}
+	need_direct_io(directory, path);
 	kvt_test_daemon_begin(&own.daemon, more);
 	start_store(file_bytes);
 	for (uint32_t i = 0; i < PROMPTS; i++)
@@ -107,8 +103,7 @@ static int stop(void **state)
 {
 	budget = NULL;
 	kvt_test_side_end(&own);
-	unlink(path);
-	rmdir(directory);
+	remove_folder_on_disk(directory, path);
 	return 0;
 }
 

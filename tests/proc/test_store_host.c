@@ -25,7 +25,7 @@
 
 static struct kvt_test_side sides[SIDES];
 static struct kvt_test_store more[SIDES - 1];
-static char directory[64], path[96];
+static char directory[TEST_FOLDER_BYTES], path[96];
 
 /* Start the store for the first n instances and connect to it. */
 static void start_store_for(uint32_t n, const char *ram, const char *const *options)
@@ -82,13 +82,9 @@ static int stop(void **state)
 
 static int start_with_file(void **state)
 {
-	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
-	kvt_test_check(mkdtemp(directory));
+	make_folder_on_disk(directory);
 	snprintf(path, sizeof(path), "%s/pages", directory);
-	if (!has_direct_io(path)) {
-		rmdir(directory);
-		kvt_skip("/var/tmp has no O_DIRECT");
-	}
+	need_direct_io(directory, path);
 	start_daemons(NULL);
 	start_store("1M", (const char *[]){ "--file", path, "--file-bytes", "16M", NULL });
 	return 0;
@@ -97,8 +93,7 @@ static int start_with_file(void **state)
 static int stop_with_file(void **state)
 {
 	stop(state);
-	unlink(path);
-	rmdir(directory);
+	remove_folder_on_disk(directory, path);
 	return 0;
 }
 

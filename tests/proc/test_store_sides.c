@@ -25,7 +25,7 @@ static const struct kvt_info *info;
 static uint32_t keys[N];
 static uint64_t digest[2]; /* of "store" */
 static const struct kvt_handle root;
-static char directory[64], path[96];
+static char directory[TEST_FOLDER_BYTES], path[96];
 
 static void connect_worker(void)
 {
@@ -493,13 +493,9 @@ static void start_file_store(void)
 
 static int start_file(void **state)
 {
-	snprintf(directory, sizeof(directory), "/var/tmp/kvt-store-XXXXXX");
-	kvt_test_check(mkdtemp(directory));
+	make_folder_on_disk(directory);
 	snprintf(path, sizeof(path), "%s/pages", directory);
-	if (!has_direct_io(path)) {
-		rmdir(directory);
-		kvt_skip("/var/tmp has no O_DIRECT");
-	}
+	need_direct_io(directory, path);
 	start_with("page_size = 16\nsides = 4,1\n", NULL);
 	start_file_store();
 	return 0;
@@ -508,8 +504,7 @@ static int start_file(void **state)
 static int stop_file(void **state)
 {
 	stop(state);
-	unlink(path);
-	rmdir(directory);
+	remove_folder_on_disk(directory, path);
 	return 0;
 }
 

@@ -24,7 +24,7 @@
 #define SLOT_BYTES (KVT_FILE_BLOCK + RECORD)
 #define FILE_BYTES (SLOTS * (SLOT_BYTES + 28ull) + 2 * KVT_FILE_BLOCK)
 
-static char directory[64], path[96];
+static char directory[TEST_FOLDER_BYTES], path[96];
 static struct kvt_tier tier;
 static struct kvt_file *file;
 static struct kvt_error why;
@@ -66,13 +66,9 @@ static void close_file(bool orderly)
 
 static int start(void **state)
 {
-	snprintf(directory, sizeof(directory), "/var/tmp/kvt-file-XXXXXX");
-	assert_non_null(mkdtemp(directory));
+	make_folder_on_disk(directory);
 	snprintf(path, sizeof(path), "%s/pages", directory);
-	if (!has_direct_io(path)) {
-		rmdir(directory);
-		kvt_skip("/var/tmp has no O_DIRECT");
-	}
+	need_direct_io(directory, path);
 	options = (struct kvt_file_options){ .path = path, .bytes = FILE_BYTES, .depth = 2 };
 	if (open_file() == 0)
 		return 0;
