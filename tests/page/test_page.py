@@ -3,6 +3,8 @@
 import json
 import signal
 
+import kvtrunk
+import pytest
 from stores import Store
 from test_data import cache
 
@@ -116,6 +118,61 @@ def test_a_restart_of_the_daemon_is_shown_and_survived(daemon, serve, browser):
     with daemon.connect() as client:
         cache(client, list(range(32)), salt="a")
         shows(browser, len(kvtctl_tree(daemon)))
+
+
+def test_the_first_number_is_the_hit_rate_with_refusals_beside_it(daemon, serve, browser):
+    first = "document.querySelector('main b').textContent"
+    browser.open(serve(daemon).url)
+    # Nothing was asked for: no rate, and no line in the chart.
+    browser.until("window.kvtrunk?.facts?.history.input_positions.length > 0")
+    assert browser.run(first) == "–" and "nothing was asked for" in text(browser, "figures")
+    hits = "document.querySelector('#hits path.hits').getAttribute('d')"
+    assert browser.run(hits) == ""
+    assert browser.run("document.getElementById('refused').hidden")
+    with daemon.connect() as client:
+        for _ in range(2):
+            cache(client, list(range(100)), salt="a")
+        for pages in 2000, 3000:
+            with pytest.raises(kvtrunk.NoSpace):
+                client.alloc(pages)
+    browser.until(f"{first} === '48.0 %'")
+    assert "Refused attempts: 2 in the last hour" in text(browser, "figures")
+    said = text(browser, "refused")
+    assert "2 attempts refused in the last hour" in said and "2 too_large" in said
+    assert not browser.run("document.getElementById('refused').hidden")
+    assert browser.run(hits) != ""
+    # Idle again: the line ends, and does not fall to 0.
+    drawn = browser.run(hits)
+    browser.until("kvtrunk.facts.history.input_positions.at(-1) === 0")
+    assert browser.run(hits).count("L") == drawn.count("L") == 1
+    assert browser.run("document.getElementById('hits').ariaLabel").startswith("now hits – %")
+
+
+def test_restarts_are_marks_in_the_hour(serve, browser):
+    marks = """[...document.querySelectorAll('#hits line.restart title')].map(
+        (title) => title.textContent.split(", ")[1])"""
+    with testing.daemon(n_pages=1024, supervise=True) as daemon:
+        browser.open(serve(daemon).url)
+        browser.until("window.kvtrunk?.facts")
+        assert browser.run(marks) == []
+        daemon.kill()
+        browser.until(f"JSON.stringify({marks}) === '[\"the cache was kept\"]'")
+        daemon.stop()
+        daemon.start()
+        browser.until(f"{marks}.at(-1) === 'with an empty cache'")
+
+
+def test_a_full_tree_is_said(serve, browser):
+    with testing.daemon(n_pages=1024, page_size=1, page_bytes=64, max_nodes=128) as daemon:
+        browser.open(serve(daemon).url)
+        browser.until("window.kvtrunk?.facts")
+        assert browser.run("document.getElementById('nodes-full').hidden")
+        with daemon.connect() as client:
+            for first in range(200):
+                cache(client, [first, 1], salt="a")
+        browser.until("!document.getElementById('nodes-full').hidden")
+        said = text(browser, "nodes-full")
+        assert "of 128 tree nodes are in use" in said and "Raise max_nodes" in said
 
 
 def test_fifty_thousand_nodes_draw_few_rectangles(serve, browser):
