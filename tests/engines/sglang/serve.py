@@ -98,6 +98,15 @@ async def beside(engine, long, short, max_tokens):
     return [then, had[-1]]
 
 
+def counted(engine, name):
+    """The values of a counter by its label `reason`, of all processes of the engine."""
+    from prometheus_client import CollectorRegistry, multiprocess
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return {sample.labels["reason"]: sample.value for family in registry.collect()
+            for sample in family.samples if sample.name == name}
+
+
 def run(coroutine):
     return lambda engine, **fields: engine.loop.run_until_complete(coroutine(engine, **fields))
 
@@ -110,6 +119,7 @@ OPERATIONS = {
     "scaled": run(scaled),
     "scaled in flight": run(scaled_in_flight),
     "beside": run(beside),
+    "counted": counted,
     "adapter": lambda engine, **what: engine.load_lora_adapter(**what).success,
     "no adapter": lambda engine, name: engine.unload_lora_adapter(name).success,
 }

@@ -17,8 +17,8 @@ from kvtrunk import testing
 
 @pytest.fixture(scope="module")
 def engines(daemon, start):
-    """One with a cache of its own, and two that share the daemon's pool."""
-    return started(start(), start(daemon), start(daemon))
+    """One with a cache of its own, and two that share the daemon's pool. The last has metrics."""
+    return started(start(), start(daemon), start(daemon, enable_metrics=True))
 
 
 def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
@@ -111,7 +111,11 @@ def test_a_request_that_finds_no_room_is_counted_once(daemon, engines):
         return max([0, *map(int, re.findall(r"pool usage: [\d.]+, refused requests: (\d+)",
                                             b.said()))])
 
-    before = refused()
+    def metric():
+        b.ask(do="counted", name="sglang:kvtrunk_refused_requests_total")
+        return b.answer()
+
+    before, counted = refused(), metric()
     with daemon.connect(any_geometry=True) as other:
         held = other.alloc(PAGES - 1 - 4)
         attempts = counters(daemon).refusals
@@ -120,6 +124,7 @@ def test_a_request_that_finds_no_room_is_counted_once(daemon, engines):
         other.free(held)
         b.answer()
     assert refused() == before + 1
+    assert metric() == {**counted, "all_locked": counted.get("all_locked", 0) + 1}
     expect_nothing_held(daemon)
 
 
