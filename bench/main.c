@@ -74,20 +74,20 @@ static const struct {
 };
 #define N_PARTS (sizeof(parts) / sizeof(parts[0]))
 
-static void usage(FILE *to)
+static void usage(void)
 {
-	fprintf(to, "Usage: kvtbench [options] [PART...]\n"
-		    "Measures kvtrunk, each figure beside its own floor. JSON lines on stdout,\n"
-		    "the table of aims on stderr.\n\n"
-		    "  --quick            fewer samples, a part of the trace\n"
-		    "  --tree WHICH       fresh, replayed or both (default)\n"
-		    "  --core             call the state machine in this process, without daemon\n"
-		    "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
-		    "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
-		    "  --attack NAME      of the attacks only this one\n\n"
-		    "Parts (default: all but flat-radix, attacks and crowd):\n");
+	fputs("Usage: kvtbench [options] [PART...]\n"
+	      "Measures kvtrunk, each figure beside its own floor. JSON lines on stdout,\n"
+	      "the table of aims on stderr.\n\n"
+	      "  --quick            fewer samples, a part of the trace\n"
+	      "  --tree WHICH       fresh, replayed or both (default)\n"
+	      "  --core             call the state machine in this process, without daemon\n"
+	      "  --daemon PROGRAM   kvtrunkd to run (default: beside this program)\n"
+	      "  --data DIRECTORY   traces (default: $KVT_DATA, then ../shared/data)\n"
+	      "  --attack NAME      of the attacks only this one\n\n"
+	      "Parts (default: all but flat-radix, attacks and crowd):\n", stdout);
 	for (unsigned int i = 0; i < N_PARTS; i++)
-		fprintf(to, "  %-12s %s\n", parts[i].name, parts[i].help);
+		printf("  %-12s %s\n", parts[i].name, parts[i].help);
 }
 
 static unsigned int parse_part(const char *name)
@@ -96,8 +96,7 @@ static unsigned int parse_part(const char *name)
 		if (!strcmp(name, parts[i].name))
 			return parts[i].part;
 	}
-	fprintf(stderr, "kvtbench: there is no part '%s'\n", name);
-	usage(stderr);
+	fprintf(stderr, "kvtbench: there is no part '%s'; kvtbench --help lists them\n", name);
 	exit(2);
 }
 
@@ -157,10 +156,10 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			options->attack = optarg;
 			break;
 		case 'h':
-			usage(stdout);
+			usage();
 			exit(0);
 		default:
-			usage(stderr);
+			fputs("kvtbench --help lists options and parts\n", stderr);
 			exit(2);
 		}
 	}

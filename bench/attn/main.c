@@ -590,9 +590,9 @@ static void all_run(uint32_t isa, uint32_t n_threads)
 	}
 }
 
-static void usage(FILE *to)
+static void usage(void)
 {
-	fprintf(to,
+	printf(
 		"usage: kvtbench-attn [--quick] [--isa PATH] [--threads N] [--repetitions N]\n"
 		"                     [--only TEXT] [--torch] [--peers] [--gpu [--small]]\n"
 		"\n"
@@ -690,10 +690,10 @@ static void options_parse(int argc, char **argv)
 			options.small = true;
 			break;
 		case 'h':
-			usage(stdout);
+			usage();
 			exit(0);
 		default:
-			usage(stderr);
+			fputs("kvtbench-attn --help lists options\n", stderr);
 			exit(2);
 		}
 	}

@@ -340,7 +340,7 @@ static void find_program(void)
 	snprintf(slash ? slash + 1 : program, 16, "kvtrunkd");
 }
 
-static void usage(FILE *to)
+static void usage(void)
 {
 	fputs("Usage: kvtbench-restart [options]\n"
 	      "How long requests wait while one daemon follows another, with a full cache and\n"
@@ -349,7 +349,7 @@ static void usage(FILE *to)
 	      "  --positions N     cached positions (1048576)\n"
 	      "  --rounds N        successions of each kind (60)\n"
 	      "  --workers N       processes that keep working, 0 to 8 (2)\n"
-	      "  --daemon PROGRAM  kvtrunkd to run (default: beside this program)\n", to);
+	      "  --daemon PROGRAM  kvtrunkd to run (default: beside this program)\n", stdout);
 }
 
 int main(int argc, char **argv)
@@ -375,12 +375,16 @@ int main(int argc, char **argv)
 		else if (option == 'd')
 			options.program = optarg;
 		else {
-			usage(option == 'h' ? stdout : stderr);
+			if (option == 'h')
+				usage();
+			else
+				fputs("kvtbench-restart --help lists options\n", stderr);
 			return option == 'h' ? 0 : 2;
 		}
 	}
 	if (options.positions < SEQUENCE || options.rounds < 1 || options.workers > WORKERS_MAX) {
-		usage(stderr);
+		fprintf(stderr, "kvtbench-restart: --positions is %u or more, --rounds 1 or more, "
+			"--workers at most %u\n", SEQUENCE, WORKERS_MAX);
 		return 2;
 	}
 	find_program();
