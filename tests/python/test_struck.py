@@ -2,7 +2,6 @@
 """A signal's handler that raises in a call, at each place where CPython runs handlers: after a call,
 a jump back, the beginning of a function. No call loses what it got: pages, leases, answers."""
 import asyncio
-import contextlib
 import dis
 import functools
 import gc
@@ -41,37 +40,93 @@ class Handler:
     def __init__(self, n):
         self.left, self._before = n, {}
 
-    def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name == "__del__":
+    def step(self, frame, offset):
+        """Before each instruction of the package."""
+        before = self._before.get(frame, "")
+        self._before[frame] = names(frame.f_code)[offset]
+        if before.startswith(LOOKS):
+            self.left -= 1
+            if self.left == 0:
+                self._before.clear()
+                raise Struck
+
+    def caught(self, frame):
+        """What follows is no place: it is not behind the instruction before."""
+        self._before[frame] = ""
+
+
+def of_package(code):
+    return code.co_filename.startswith(PACKAGE) and code.co_name != "__del__"
+
+
+class Traced(Handler):
+    """Until Python 3.11."""
+
+    def start(self):
+        sys.settrace(self._frame)
+
+    def stop(self):
+        sys.settrace(None)
+
+    def _frame(self, frame, event, _):
+        if not of_package(frame.f_code):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         if event == "exception":
-            self._before[frame] = ""
+            self.caught(frame)
         if event == "opcode":
-            before = self._before.get(frame, "")
-            self._before[frame] = names(frame.f_code)[frame.f_lasti]
-            if before.startswith(LOOKS):
-                self.left -= 1
-                if self.left == 0:
-                    self._before.clear()
-                    raise Struck
-        return self
+            self.step(frame, frame.f_lasti)
+        return self._frame
 
 
-@contextlib.contextmanager
-def struck_at(n):
-    """Yields a list, which is empty until a handler has raised in what runs meanwhile."""
-    handler, raised = Handler(n), []
-    sys.settrace(handler)
-    try:
-        yield raised
-    except Struck:
-        pass
-    finally:
-        sys.settrace(None)
-        if handler.left <= 0:
-            raised.append(n)
+class Monitored(Handler):
+    """From Python 3.12 on, where a trace function misses instructions of frames that run already."""
+
+    def start(self):
+        monitoring, events = sys.monitoring, sys.monitoring.events
+        monitoring.use_tool_id(monitoring.DEBUGGER_ID, "struck")
+        for event, call in ((events.INSTRUCTION, self._instruction),
+                            (events.EXCEPTION_HANDLED, self._handled)):
+            monitoring.register_callback(monitoring.DEBUGGER_ID, event, call)
+        monitoring.set_events(monitoring.DEBUGGER_ID, events.INSTRUCTION | events.EXCEPTION_HANDLED)
+
+    def stop(self):
+        monitoring = sys.monitoring
+        monitoring.set_events(monitoring.DEBUGGER_ID, 0)
+        for event in monitoring.events.INSTRUCTION, monitoring.events.EXCEPTION_HANDLED:
+            monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
+        monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+
+    def _instruction(self, code, offset):
+        if not of_package(code):
+            return sys.monitoring.DISABLE
+        if self.left > 0:
+            self.step(sys._getframe(1), offset)
+        return None
+
+    def _handled(self, code, *_):
+        if of_package(code):
+            self.caught(sys._getframe(1))
+
+
+class struck_at:
+    """Yields a list, which is empty until a handler has raised in what runs meanwhile. No generator:
+    its frame and the exception would hold each other, and what the call left, until a collection."""
+
+    def __init__(self, n):
+        self._handler = (Monitored if hasattr(sys, "monitoring") else Traced)(n)
+        self._raised = []
+
+    def __enter__(self):
+        self._handler.start()
+        return self._raised
+
+    def __exit__(self, kind, error, trace):
+        self._handler.stop()
+        if self._handler.left <= 0:
+            self._raised.append(True)
+        return kind is Struck
 
 
 @pytest.fixture(scope="module")
