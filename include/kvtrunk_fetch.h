@@ -40,11 +40,12 @@ struct kvt_fetched {
 };
 
 /** Ask for what the pool lacks of a BEGIN. Reads namespace_id, root_key, keys and n_keys (all
- * keys), and user_data, which its answer has. Waits for nothing but a new connection's first
- * message, options->fetch_wait_ns at most.
+ * keys), flags, min_positions, and user_data, which its answer has. Waits for nothing but a new
+ * connection's first message, options->fetch_wait_ns at most.
  *
  * Returns 1: asked, one answer follows. 0: not asked: there is no store, or it did not answer
- * lately, or too few positions are missing to be worth it, or too many answers are outstanding:
+ * lately, or too few positions are missing to be worth it, or the BEGIN would reuse nothing
+ * (fewer keys than min_positions, KVT_F_FORCE_MISS), or too many answers are outstanding:
  * kvt_fetch_poll() takes them.
  * Errors: -EINVAL the namespace is not open here; -ENOMEM; -ECONNRESET. */
 int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin);

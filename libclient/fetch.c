@@ -366,6 +366,7 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 	int rc;
 
 	if (!end || !client->arena.base || begin->n_keys < client->info.page_size ||
+	    begin->n_keys < begin->min_positions || begin->flags & KVT_F_FORCE_MISS ||
 	    !begin->keys || !ready(client, end, until_ns))
 		return 0;
 	ask = free_ask(end);

@@ -135,12 +135,8 @@ static uint32_t begin_wait_ms(const struct kvt_client *client)
 static uint32_t fetched_wait_ms(struct kvt_client *client, const struct kvt_request *begin,
 				uint32_t most_ms, struct kvt_handle *start)
 {
-	uint32_t wait_ms;
+	uint32_t wait_ms = kvt_client_fetch_now(client, begin, start);
 
-	if (!client->store || begin->flags & KVT_F_FORCE_MISS ||
-	    begin->n_keys < begin->min_positions)
-		return most_ms;
-	wait_ms = kvt_client_fetch_now(client, begin, start);
 	return wait_ms && wait_ms < most_ms ? wait_ms : most_ms;
 }
 
