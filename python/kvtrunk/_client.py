@@ -312,8 +312,7 @@ class Namespace(Owner):
         request.min_positions = count_of(min_positions, "min_positions")
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
         if wait_ms > 0:
-            if (not force_miss and n >= min_positions and
-                    (asked := client._ask_store(request))):
+            if (asked := client._ask_store(request)) is not None:
                 call.own_keys()
                 wait_ms = min(wait_ms, await client._store_wait(asked) or wait_ms)
             request.flags |= lib.KVT_F_WAIT
@@ -381,7 +380,8 @@ class Namespace(Owner):
         client = self._client
         with client._lock:
             client._open()
-            return client._fetch(request, tag)
+            asked = client._fetch(request, tag)
+        return asked
 
     def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
                ttl: Optional[float] = None) -> list[tuple[int, int]]:
@@ -480,7 +480,9 @@ class Client(Owner):
         self._aio: Optional[_aio.Answers] = None
         self._asked: dict[int, Union[int, _Asked]] = {}  # of a store: tags, or what waits
         self._next_ask = 1
-        self._fetched: collections.deque[Fetched] = collections.deque(maxlen=_FETCHED_MOST)
+        self._store_answer = ffi.new("struct kvt_fetched *")  # user_data 0: it was handled
+        self._fetched: collections.deque[tuple[int, Fetched]] = collections.deque(
+            maxlen=_FETCHED_MOST)  # with the number of the question
         self._mirrored: Any = None
         self._feed: Optional[Feed] = None
         # In flight, by number: of submit(), and of match_many().
@@ -558,22 +560,30 @@ class Client(Owner):
     def _fetch(self, request: Any, tag: Union[int, _Asked]) -> bool:
         """Ask a store. False: it was not asked. With the lock."""
         number = request.user_data = self._next_ask
-        if not self._check(lib.kvt_fetch(self._handle, request)):
-            return False
-        self._next_ask = number + 1
+        self._next_ask = number + 1  # first: no number is used twice
         self._asked[number] = tag
-        return True
+        asked = 0
+        try:
+            asked = self._check(lib.kvt_fetch(self._handle, request))
+        finally:
+            if not asked:
+                self._asked.pop(number, None)
+        return asked > 0
 
     def _take_fetched(self) -> None:
-        """Take what stores have answered. With the lock."""
-        out = ffi.new("struct kvt_fetched *")
-        while self._check(lib.kvt_fetch_poll(self._open(), out)):
-            tag = self._asked.pop(out.user_data, 0)
+        """Take what stores have answered. With the lock. If a signal's handler raises, the next call
+        continues with the same answer; so what handles it may run twice."""
+        out, found = self._store_answer, self._fetched
+        while out.user_data or self._check(lib.kvt_fetch_poll(self._open(), out)):
+            number = out.user_data
+            tag = self._asked.get(number)
             if isinstance(tag, _Asked):
                 tag.wait_ms = out.wait_ms
-            else:
-                self._fetched.append(Fetched(tag, out.cached, out.positions,
-                                             out.expected_us * 1e-6))
+            elif tag is not None and (not found or found[-1][0] != number):
+                found.append((number, Fetched(tag, out.cached, out.positions,
+                                              out.expected_us * 1e-6)))
+            self._asked.pop(number, None)
+            out.user_data = 0
 
     def _ask_store(self, begin: Any) -> Optional[_Asked]:
         """Ask a store for what the pool lacks of a begin. None: it was not asked."""
@@ -939,9 +949,18 @@ class Client(Owner):
     def fetched(self) -> Optional[Fetched]:
         """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
         than connect()'s fetch_wait is answered with 0 positions."""
-        with self._lock:
-            self._take_fetched()
-            return self._fetched.popleft() if self._fetched else None
+        found, first = self._fetched, None
+        try:
+            with self._lock:
+                self._take_fetched()
+                if found:
+                    first = found[0]
+                    found.popleft()
+            return first[1] if first is not None else None
+        except BaseException:  # what a signal's handler raises: the next fetched() gives it
+            if first is not None and (not found or found[0] is not first):
+                found.appendleft(first)
+            raise
 
     def set_pace(self, seconds: float) -> None:
         """Announce that from now on a call follows each call within `seconds`: the time of a

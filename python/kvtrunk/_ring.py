@@ -8,14 +8,18 @@ fence are given out again at once, to this session (OWN_STREAM).
 
 One thread uses it: that of the scheduler. It takes all answers of the client: use no Client.submit()
 beside it.
+
+What a signal's handler raises in a call leaves unknown what the session holds. So from then on the
+session counts as lost: ConnectionLost. It holds nothing when its client is closed.
 """
 from __future__ import annotations
 
 import collections
 import errno
+import functools
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
 from ._client import Client, Namespace
 from ._errors import ConnectionLost, Error, Timeout, from_result
@@ -60,6 +64,28 @@ class Begun(NamedTuple):
     announced: int = 0
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _whole(call: _Method) -> _Method:
+    """A call of a ring that happens whole, or loses the session."""
+    @functools.wraps(call)
+    def guarded(self: Ring, *arguments: Any, **more: Any) -> Any:
+        if self._struck:
+            raise ConnectionLost("a signal's handler ended a call of this session, so it is not known "
+                                 "what the session holds: close its client")
+        try:
+            result = call(self, *arguments, **more)
+        except Error:
+            raise
+        except BaseException:
+            self._struck = True
+            raise
+        return result
+
+    return cast(_Method, guarded)
+
+
 class Ring(Owner):
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend() and pages(), which it gives back before it says that there is no space."""
@@ -101,6 +127,8 @@ class Ring(Owner):
         self._given: dict[int, list[int]] = {}
         """Side pages of commits without an answer, by ticket."""
         self._not_taken: list[int] = []
+        self._struck = False
+        """What a signal's handler raised has ended a call: see _whole()."""
 
     # ---- inside
 
@@ -302,15 +330,19 @@ class Ring(Owner):
 
     # ---- operations
 
-    def fetch(self, namespace: int, keys: Any, root_key: int = 0) -> int:
+    @_whole
+    def fetch(self, namespace: int, keys: Any, root_key: int = 0, min_positions: int = 0) -> int:
         """Have a store load what the pool lacks of a prompt. Returns a ticket for notice(), which
-        comes within connect()'s fetch_wait; 0: no store was asked. ConnectionLost, Error."""
+        comes within connect()'s fetch_wait; 0: no store was asked. min_positions: with fewer keys
+        none is. ConnectionLost, Error."""
         self._reap_fetched()
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.root_key = namespace, root_key
+        request.min_positions = min_positions
         ticket = self._new_ticket()
         return ticket if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
+    @_whole
     def touch(self, namespace: int, keys: Any, root_key: int = 0) -> None:
         """What is cached of a prompt counts as used now. Does not wait. Without room nothing is done.
         """
@@ -319,6 +351,7 @@ class Ring(Owner):
         self._new_ticket()
         self._submit()
 
+    @_whole
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
               wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0,
               min_positions: int = 0, patience_s: float = 0.0) -> Begun:
@@ -353,10 +386,12 @@ class Ring(Owner):
                      answer.matched, tuple(by_kind(self.client, sides, answer.reusable)),
                      answer.announced)
 
+    @_whole
     def begun(self, ticket: int) -> Optional[Begun]:
         """After notice(): what a BEGIN has that was answered late. None: begin again."""
         return self._begun.pop(ticket, None)
 
+    @_whole
     def within(self, patience_s: float, call: Callable[[], Any]) -> Any:
         """Make a call of the client that asks the daemon through its socket. Stalled: no answer came
         within patience_s."""
@@ -373,6 +408,7 @@ class Ring(Owner):
         finally:
             lib.kvt_client_set_timeout(self._handle, self._stall.lost_ns)
 
+    @_whole
     def is_stalled(self) -> bool:
         """Whether the daemon has left something without an answer that was asked with patience:
         another would wait, too. ConnectionLost."""
@@ -380,6 +416,7 @@ class Ring(Owner):
             self._reap()
         return bool(self._pending)
 
+    @_whole
     def extend(self, lease: Lease, n: int) -> Optional[list[int]]:
         """n more private pages for a lease. None: no space."""
         pages = self._stock[-n:]
@@ -403,6 +440,7 @@ class Ring(Owner):
         request.flags, request.arg = flags, computed
         return self._new_ticket()
 
+    @_whole
     def commit(self, lease: Lease, computed: int, keys: Any, fence: Optional[Fence],
                chunked: bool, sides: Sequence[tuple[int, int, int]] = ()) -> int:
         """Publish [0, computed) at the fence. keys: those that the daemon does not have. sides: a
@@ -421,6 +459,7 @@ class Ring(Owner):
             self._given[ticket] = [page for _, _, page in sides if page not in (0, SIDE_LET)]
         return ticket
 
+    @_whole
     def not_taken(self) -> list[int]:
         """Side pages of commits that were refused, or whose places were taken, since the last call:
         the caller's again."""
@@ -428,6 +467,7 @@ class Ring(Owner):
         pages, self._not_taken = self._not_taken, []
         return pages
 
+    @_whole
     def pages(self, n: int) -> Optional[list[int]]:
         """n private pages that are in no lease, until free(). None: no space for all."""
         if self._filling and n > len(self._stock):
@@ -459,6 +499,7 @@ class Ring(Owner):
         taken = self.pages(1)
         return None if taken is None else taken[0]
 
+    @_whole
     def free(self, pages: Sequence[int], fence: Optional[Fence]) -> None:
         """Give pages of pages() back at the fence. The stock keeps what it lacks of them."""
         kept = 0
@@ -472,6 +513,7 @@ class Ring(Owner):
     def _free(self, pages: list[int], fence: Optional[Fence]) -> bool:
         return self._with_pages(lib.KVT_OP_FREE, (0, 0), pages, fence)
 
+    @_whole
     def end(self, lease: Lease, fence: Optional[Fence], computed: int = 0,
             keys: Any = ()) -> None:
         """End a lease at the fence, after a last commit if computed > 0."""
@@ -492,6 +534,7 @@ class Ring(Owner):
             request.flags, request.arg = lib.KVT_F_COMMIT, computed
         return self._submit()
 
+    @_whole
     def reap(self) -> list[tuple[int, Error]]:
         """Take answers. Returns what was refused: the ticket of a commit, 0 for an end or a lease
         that was to be extended, and why."""
@@ -500,6 +543,7 @@ class Ring(Owner):
         refused, self._refused = self._refused, []
         return refused
 
+    @_whole
     def notice(self, ticket: int) -> Optional[int]:
         """Of a held-back BEGIN, or of fetch(). None: it is still to wait. Else begin, and wait at most
         so many ms for what others compute: 0 if that was waited for too long."""
@@ -509,6 +553,11 @@ class Ring(Owner):
 
     def give_up(self, ticket: int) -> None:
         """The notice is not wanted any more."""
+        if not self._struck:
+            self._give_up(ticket)
+
+    @_whole
+    def _give_up(self, ticket: int) -> None:
         if self._notices.pop(ticket, None) is None:
             self._given_up.add(ticket)
         begun = self._begun.pop(ticket, None)
@@ -527,6 +576,7 @@ class Ring(Owner):
         if namespace in self._retired:
             self._retired.remove(namespace)
 
+    @_whole
     def announce(self, busy: bool) -> None:
         """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
         next call."""

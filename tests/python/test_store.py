@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store beside a daemon: evicted pages come back, for begin() and for schedulers."""
+import asyncio
 import signal
 import time
 from array import array
@@ -37,6 +38,27 @@ def test_begin_reuses_what_the_store_loads(daemon):
         client.evict(4095)
         with daemon.connect(fetch_wait=0) as other:
             assert publish(other.namespace(model="store"), range(N)) == 0
+
+
+def test_a_begin_that_would_reuse_nothing_asks_no_store(daemon):
+    with stores.running(daemon) as store, daemon.connect(fetch_wait=60) as client:
+        namespace = client.namespace(model="store")
+        publish(namespace, range(N))
+        store.settled(N // 16)
+        client.evict(4095)
+        before = store.counts()["fetches"]
+        for more in {"min_positions": N + 1}, {"force_miss": True}:
+            namespace.begin(range(N), **more).end()
+
+            async def begin(more=more):
+                await (await namespace.begin_async(range(N), **more)).end()
+
+            asyncio.run(begin())
+        ring, keys = Ring(client), array("I", range(N))
+        assert ring.fetch(namespace._id, keys, min_positions=N + 1) == 0
+        assert store.counts()["fetches"] == before
+        assert ring.fetch(namespace._id, keys, min_positions=N) > 0
+        assert store.counts()["fetches"] == before + 1
 
 
 def test_a_scheduler_fetches_when_a_request_arrives(daemon):

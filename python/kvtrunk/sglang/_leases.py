@@ -235,14 +235,13 @@ class Leases:
     def fetch(self, request: str, namespace: Namespace, keys: Any) -> None:
         """Have a store load what the pool lacks of a prompt. If there is one, the request is held back
         until the answer has come: only then begin() finds announced what is loaded."""
-        if len(keys) + 1 < self._min_positions:
-            return
         ticket = self.see(self._try, self._fetch, namespace, keys)
         if ticket:
             self._waiting[request] = ticket
 
     def _fetch(self, namespace: Namespace, keys: Any) -> int:
-        return self.ring.fetch(namespace._id, keys, namespace._root_key)
+        return self.ring.fetch(namespace._id, keys, namespace._root_key,
+                               max(0, self._min_positions - 1))  # the last token has no key
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
               reuse: bool = True, ahead: int = 0) -> Optional[Lease]:
