@@ -14,6 +14,8 @@
 #include "tools/records.h"
 #include "tools/store.h"
 
+#define NOTHING UINT64_MAX /* the value of what did not happen */
+
 enum metric_kind { GAUGE, COUNTER };
 #define SUFFIX_GAUGE ""
 #define SUFFIX_COUNTER "_total"
@@ -86,7 +88,9 @@ static void print_metric(struct kvt_text *text, enum metric_kind kind, const cha
 		 field, seconds ? "_seconds" : "", kind == COUNTER ? "_total" : "");
 	print_head(text, name, kind == COUNTER ? "counter" : "gauge", help);
 	kvt_text_print(text, "%s ", name);
-	if (seconds)
+	if (value == NOTHING)
+		kvt_text_print(text, "NaN");
+	else if (seconds)
 		print_seconds(text, value);
 	else
 		kvt_text_print(text, "%" PRIu64, value);
@@ -167,11 +171,13 @@ static void print_up(struct kvt_text *text, int up)
 
 void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *status)
 {
-	const struct kvt_counters *counters = &status->counters;
+	struct kvt_counters counters = status->counters;
 
+	if (counters.evicted_pages == 0)
+		counters.victim_age_ns = NOTHING;
 	print_up(text, 1);
 	print_info(text, status);
-#define PRINT_COUNTER(kind, name, help) print_metric(text, kind, "", #name, counters->name, help);
+#define PRINT_COUNTER(kind, name, help) print_metric(text, kind, "", #name, counters.name, help);
 	KVT_COUNTERS(PRINT_COUNTER)
 #undef PRINT_COUNTER
 #define PRINT_STATUS(kind, name, value, help) print_metric(text, kind, "", #name, value, help);
