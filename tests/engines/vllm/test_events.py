@@ -227,7 +227,6 @@ def test_blocks_are_told_as_vllm_alone_tells_them(folder, monkeypatch, tmp_path)
     assert singly(told[0]) == singly(told[1]) and len(told[1]) == 3
 
 
-@pytest.mark.skip(reason="the third request waits for events that do not come: open")
 def test_what_a_request_reuses_is_told_again_if_it_asks_for_that(folder, monkeypatch, tmp_path):
     tokens, told = prompt(1, 3 * PAGE + 5), []
     with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
@@ -237,7 +236,8 @@ def test_what_a_request_reuses_is_told_again_if_it_asks_for_that(folder, monkeyp
             made = Scheduler(folder, shared, pages=PAGES, kv_events_config=subscriber.config(path))
             reader = Subscriber(path, again=True)
             for name, mode in enumerate(("full", "incremental", "full")):
-                request = made.request(str(name), tokens[:(3 if name == 2 else 4) * PAGE], 1)
+                # Not whole pages: vLLM alone computes the last of them again, and tells that, too.
+                request = made.request(str(name), tokens[:2 * PAGE + 5] if name == 2 else tokens, 1)
                 request.kv_cache_report_mode = mode
                 run(made.theirs, request)
                 n = [3, 3, 5][name]
