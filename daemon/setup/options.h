@@ -114,7 +114,7 @@
 	X(NUMBER, total_leases, "16384", 1, 1ll << 24, NULL, START,                               \
 	  "Leases of all sessions together.")                                                     \
 	X(NUMBER, max_nodes, "0", 0, 1ll << 30, NULL, START,                                      \
-	  "Tree nodes. 0: two for each page, at most 4096; beyond 16384 pages one for four pages.")   \
+	  "Tree nodes. 0: two for each page, at most 4096; beyond 16384 pages one for four.")     \
 	X(NUMBER, max_namespaces, "4096", 1, 1ll << 24, NULL, START,                              \
 	  "Namespaces open or holding keys at a time. If all are, a new one empties the least "    \
 	  "recently used one that no session has open.")                                           \
