@@ -19,7 +19,7 @@ import itertools
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Generator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Generator, Optional
 
 from ._errors import Error, InvalidArgument, from_result
 from ._native import ffi, lib
@@ -37,42 +37,43 @@ _ASK_MOST = 8  # of them at a time
 _KEEP_S = 0.05  # between two looks of the thread that gives back
 _WAIT, _ANNOUNCED = lib.KVT_F_WAIT, lib.KVT_REASON_ANNOUNCED
 _running_loop = asyncio._get_running_loop
+_new, _CALL = ffi.new, ffi.typeof("struct kvtpy_call *")
 
 
 class Call:
-    """One call: queued, in flight, or done."""
+    """One call: queued, in flight, or done. What most calls leave as it is, is the class's."""
 
-    __slots__ = ("_answers", "number", "native", "request", "keys", "sequence", "got", "at", "until",
-                 "ready", "asked", "done", "value", "error", "waiter", "abandoned", "refused")
+    keys: Any = None
+    """Holds the memory of the request's keys."""
+    got: Optional[Got] = None
+    """A begin's: its sequence."""
+    at = -1
+    """Position of the first key. -1: there are none."""
+    until = 0.0
+    """A begin's: when it waits for others no longer."""
+    ready = False
+    """It may wait in the queue."""
+    asked = False
+    """A begin's: it was submitted to be refused instead of waiting, and stays in the queue."""
+    done = False
+    value: Optional[AsyncSequence] = None
+    error: Optional[BaseException] = None
+    waiter: Optional[weakref.ref[asyncio.Future[None]]] = None
+    """Wakes it. Its loop holds it: a loop that ends ends those that wait in it."""
+    abandoned = False
+    """A begin's: what it gets is given back."""
+    refused = False
+    """It failed before it was submitted, so nothing happened."""
 
     def __init__(self, answers: Answers, keys: Any, sequence: Optional[AsyncSequence]) -> None:
         self._answers = answers
         self.number = answers.number()
-        self.native = ffi.new("struct kvtpy_call *")
-        self.request = ffi.addressof(self.native, "request")
-        self.keys = keys
-        """Holds the memory of the request's keys."""
+        self.native = _new(_CALL)
+        self.request = self.native.request
+        if keys is not None:
+            self.keys = keys
         self.sequence = sequence
         """None: a begin."""
-        self.got: Optional[Got] = None
-        """A begin's: its sequence."""
-        self.at = -1
-        """Position of the first key. -1: there are none."""
-        self.until = 0.0
-        """A begin's: when it waits for others no longer."""
-        self.ready = False
-        """It may wait in the queue."""
-        self.asked = False
-        """A begin's: it was submitted to be refused instead of waiting, and stays in the queue."""
-        self.done = False
-        self.value: Optional[AsyncSequence] = None
-        self.error: Optional[BaseException] = None
-        self.waiter: Optional[weakref.ref[asyncio.Future[None]]] = None
-        """Wakes it. Its loop holds it: a loop that ends ends those that wait in it."""
-        self.abandoned = False
-        """A begin's: what it gets is given back."""
-        self.refused = False
-        """It failed before it was submitted, so nothing happened."""
 
     def __await__(self) -> Generator[Any, None, Optional[AsyncSequence]]:
         """Wait for the answer, in any loop. No coroutine: one that a signal's handler keeps from its
@@ -126,6 +127,7 @@ class Answers(Owner):
         self._ask_from = 0
         # By the loop's id. The loop holds the watch.
         self._watches: weakref.WeakValueDictionary[int, _Watch] = weakref.WeakValueDictionary()
+        self._last: Callable[[], Optional[_Watch]] = _no_watch  # a reference to the last one asked for
         self._keeps = False
 
     # ---- calls
@@ -185,6 +187,24 @@ class Answers(Owner):
         return 0
 
     def _submit_queued(self) -> None:
+        queue = self._queue
+        code = 0
+        while queue and (code := self._submit_next(queue[0])) == 0:
+            queue.popleft()
+        if code == _EBUSY:
+            self._submit_around()
+        while self._begins and self._submit_begin(self._begins[0]):
+            self._begins.popleft()
+        if self._begins and time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + _ASK_S
+            self._begins = collections.deque(call for call in self._begins if not call.done)
+            at = self._ask_from if self._ask_from < len(self._begins) else 0
+            self._ask_from = at + _ASK_MOST
+            for call in list(itertools.islice(self._begins, at, at + _ASK_MOST)):
+                self._ask(call)
+
+    def _submit_around(self) -> None:
+        """Submit calls behind one that has to wait for another one of its sequence."""
         stuck: set[Any] = set()
         full = False
         left = []
@@ -196,14 +216,6 @@ class Answers(Owner):
                 stuck.add(sequence)
                 left.append(call)
         self._queue = collections.deque(left)
-        while self._begins and self._submit_begin(self._begins[0]):
-            self._begins.popleft()
-        if self._begins and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + _ASK_S
-            at = self._ask_from if self._ask_from < len(self._begins) else 0
-            self._ask_from = at + _ASK_MOST
-            for call in list(itertools.islice(self._begins, at, at + _ASK_MOST)):
-                self._ask(call)
 
     def _submit_next(self, call: Call) -> int:
         """Submit a call that was queued."""
@@ -235,10 +247,10 @@ class Answers(Owner):
 
     def _submit_begin(self, call: Call) -> bool:
         """Submit a begin that was queued: it has waited a part of its time already. False: no room."""
-        if call.native.submitted:
-            return not call.asked
         if call.done:
             return True
+        if call.native.submitted:
+            return not call.asked
         if call.abandoned or not call.ready:
             self._finish(call, None, None)
             return True
@@ -291,9 +303,6 @@ class Answers(Owner):
         left = call.got.native if call.got is not None and call.value is None else ffi.NULL
         lib.kvtpy_handled(client._handle, client._batch, left)
         self._calls.pop(call.number, None)
-        if call.asked:
-            with contextlib.suppress(ValueError):
-                self._begins.remove(call)
         return True
 
     def _finish(self, call: Call, value: Optional[AsyncSequence],
@@ -334,6 +343,7 @@ class Answers(Owner):
         self._begins.clear()
         watches = list(self._watches.values())
         self._watches.clear()
+        self._last = _no_watch
         for watch in watches:
             watch.leave()
         for call in waiting:
@@ -343,9 +353,12 @@ class Answers(Owner):
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> _Watch:
         """In a loop: what wakes it."""
-        watch = self._watches.get(id(loop))
-        if watch is None:
-            watch = self._watches[id(loop)] = _Watch(self, loop)
+        watch = self._last()
+        if watch is None or watch.loop is not loop:
+            watch = self._watches.get(id(loop))
+            if watch is None:
+                watch = self._watches[id(loop)] = _Watch(self, loop)
+            self._last = weakref.ref(watch)
         return watch
 
     def look_later(self) -> None:
@@ -472,6 +485,10 @@ class _Watch:
     def __del__(self) -> None:
         for copy in getattr(self, "_copies", {}).values():
             os.close(copy)
+
+
+def _no_watch() -> None:
+    return None
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Any) -> bool:

@@ -312,7 +312,7 @@ class Namespace(Owner):
         request.min_positions = count_of(min_positions, "min_positions")
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
         if wait_ms > 0:
-            if (asked := client._ask_store(request)) is not None:
+            if (asked := client._ask_store(ffi.addressof(request))) is not None:
                 call.own_keys()
                 wait_ms = min(wait_ms, await client._store_wait(asked) or wait_ms)
             request.flags |= lib.KVT_F_WAIT
@@ -380,8 +380,10 @@ class Namespace(Owner):
         client = self._client
         with client._lock:
             client._open()
-            asked = client._fetch(request, tag)
-        return asked
+            number = client._ask(request)
+            if number:
+                client._asked[number] = tag
+        return number > 0
 
     def insert(self, tokens: Tokens, pages: Tokens, *, fence: Optional[Fence] = None,
                ttl: Optional[float] = None) -> list[tuple[int, int]]:
@@ -557,18 +559,11 @@ class Client(Owner):
 
     # ---- a store
 
-    def _fetch(self, request: Any, tag: Union[int, _Asked]) -> bool:
-        """Ask a store. False: it was not asked. With the lock."""
+    def _ask(self, request: Any) -> int:
+        """Ask a store. Returns what its answer has as number; 0: it was not asked. With the lock."""
         number = request.user_data = self._next_ask
         self._next_ask = number + 1  # first: no number is used twice
-        self._asked[number] = tag
-        asked = 0
-        try:
-            asked = self._check(lib.kvt_fetch(self._handle, request))
-        finally:
-            if not asked:
-                self._asked.pop(number, None)
-        return asked > 0
+        return number if self._check(lib.kvt_fetch(self._handle, request)) else 0
 
     def _take_fetched(self) -> None:
         """Take what stores have answered. With the lock. If a signal's handler raises, the next call
@@ -589,13 +584,15 @@ class Client(Owner):
         """Ask a store for what the pool lacks of a begin. None: it was not asked."""
         if not self._fetches:
             return None
-        asked = _Asked()
         with self._lock:
             if self._handle is None:
                 raise Closed("the client was closed")
             if self._asked:
                 self._take_fetched()  # of begins that were cancelled meanwhile
-            return asked if self._fetch(begin, asked) else None
+            number = self._ask(begin)
+            if number:
+                asked = self._asked[number] = _Asked()
+        return asked if number else None
 
     async def _store_wait(self, asked: _Asked) -> int:
         """How long a begin waits for a load at most, in ms. 0: there is none."""

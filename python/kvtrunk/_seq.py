@@ -324,7 +324,7 @@ class AsyncSequence(_Held):
     @property
     def ended(self) -> bool:
         """True after end() or the client's close()."""
-        return self._ends or super().ended
+        return self._ends or not self._got.seq or self._client._handle is None
 
     def _answered(self) -> None:
         self._news, self._table = True, None
