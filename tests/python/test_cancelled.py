@@ -207,21 +207,49 @@ def test_a_handler_that_raises_something_else_ends_the_call_with_that(world):
     assert world.leases_left() == 0
 
 
-@pytest.mark.parametrize("call", [
-    lambda world: world.client.stats(), lambda world: world.client.alloc(1),
-    lambda world: world.client.namespace(salt="another"), lambda world: world.daemon.connect(),
-    lambda world: world.client.call(kvtrunk.Request("nop")),
-], ids=["stats", "alloc", "namespace", "connect", "call"])
-def test_a_signal_ends_each_call_that_waits_for_a_stopped_daemon(world, call):
+def reap(world, *_):
+    world.client.submit([kvtrunk.Request("nop")])
+    world.client.reap(1)
+
+
+def settle(_, __, sequence):
+    sequence.commit_nowait(200)
+    sequence.settle()
+
+
+WAITING = {
+    "stats": lambda world, *_: world.client.stats(), "alloc": lambda world, *_: world.client.alloc(1),
+    "namespace": lambda world, *_: world.client.namespace(salt="another"),
+    "connect": lambda world, *_: world.daemon.connect(),
+    "call": lambda world, *_: world.client.call(kvtrunk.Request("nop")), "reap": reap,
+    "evict": lambda world, *_: world.client.evict(1),
+    "begin": lambda _, space, __: space.begin(Q),
+    "match": lambda _, space, __: space.match(P, lock=True),
+    "match_many": lambda _, space, __: space.match_many([P, Q], lock=True),
+    "remove": lambda _, space, __: space.remove_all(),
+    "commit": lambda _, __, sequence: sequence.commit(200), "settle": settle,
+    "extend": lambda _, __, sequence: sequence.extend(16),
+    "end": lambda _, __, sequence: sequence.end(200),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_signal_ends_each_call_that_waits_for_a_stopped_daemon(world, name):
+    space = world.client.namespace(salt="run")
+    sequence = space.begin(P)
+
     def waiting(then):
         threading.Timer(0, then).start()
-        call(world)
+        WAITING[name](world, space, sequence)
 
     world.stop()
     error = interrupted(waiting)
     world.go()
     assert isinstance(error, KeyboardInterrupt)
+    del error
     world.client.stats()  # takes the late answer, and submits what gives its pages back
+    with contextlib.suppress(kvtrunk.Stale):  # after remove_all()
+        sequence.end()
     assert world.leases_left() == 0 and world.other.stats().private_pages == 0
 
 
