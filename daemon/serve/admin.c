@@ -663,6 +663,9 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 
 	if (needs_privilege(daemon, request->what) && !connection->peer.privileged) {
 		kvt_admin_refuse(daemon, connection, request, -EPERM,
+				 request->what == KVT_ADMIN_NODES ?
+				 "the tree is hidden (arena_visible = no): seeing it needs uid 0, "
+				 "the daemon's uid or admin_group" :
 				 "needs uid 0, the daemon's uid or admin_group");
 		return;
 	}

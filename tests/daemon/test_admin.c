@@ -457,6 +457,8 @@ static void as_another_user(int pipe, void *context)
 	kvt_test_check(!kvt_client_info(client)->privileged);
 	for (size_t i = 0; i < sizeof(forbidden) / sizeof(forbidden[0]); i++)
 		kvt_test_equal(ask(client, forbidden[i], 1, NULL, 0), -EPERM);
+	/* The last one was refused for what the daemon hides. */
+	kvt_test_check(strstr(kvt_client_error(client)->text, "arena_visible = no"));
 	kvt_test_equal(ask(client, KVT_ADMIN_STATUS, 0, &status, sizeof(status)), 1);
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_send(pipe, 1);
