@@ -441,7 +441,7 @@ def test_a_ring_that_is_struck_goes_on_whole_or_is_lost(world):
 
 def finalises(frame):
     """Python prints what is raised there, and goes on without the rest of the finaliser."""
-    while frame is not None and frame.f_code.co_name not in ("__del__", "_hook"):
+    while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
 
@@ -480,15 +480,17 @@ class Timer:
         raise Struck
 
 
-def test_calls_that_a_timer_strikes_hold_nothing(world):
+def test_calls_that_a_timer_strikes_hold_nothing(world, monkeypatch):
     """KVT_STRUCK_RUNS=20000 pytest -s ... runs longer, and says how often. What returns numbers, as
-    alloc(), is not here: they are the caller's, who may be struck before it has them."""
+    alloc(), is not here: they are the caller's, who may be struck before it has them. Nor are event
+    loops: what is raised between two of asyncio's own steps loses a callback, of any program."""
     n, seed = int(os.environ.get("KVT_STRUCK_RUNS", "100")), random.randrange(1 << 30)
     owners = ["begin", "begin in a root", "match", "match in a root", "lock", "match_many"]
     lives = {name: functools.partial(CALLS[name][0], world) for name in owners}
-    lives |= {"life": lambda: life(world, []), "awaited": lambda: in_a_loop(world),
+    lives |= {"life": lambda: life(world, []),
               "submit": lambda: world.client.submit([Request("alloc", arg=2)])}
     rng, timer, struck = random.Random(seed), Timer(), collections.Counter()
+    monkeypatch.setattr(sys, "unraisablehook", collections.deque(maxlen=0).append)  # no bytecode
     gc.collect()
     gc.freeze()  # so that the collections below are short
     try:
