@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's token ids as keys. A text token is its id. An image is a run of one 62-bit number, its
-content's hash, which becomes the keys of kvt_keys_image(): never cut to 32 bits. With draft layers
-in the pages the key of a position is that of the token behind it (_drafts.py)."""
+"""SGLang's token ids as keys. A text token is its id. An image is four 62-bit numbers of its
+content's hash, repeated, which become the keys of kvt_keys_image(): never cut to 32 bits. With draft
+layers in the pages the key of a position is that of the token behind it (_drafts.py)."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 import numpy as np
 
 from .._keys import image_hash, image_keys, image_start
 
 _MOST = (1 << 64) - 1
+_PERIOD = 4
+"""SGLang repeats so many numbers in an image."""
 
 
 def root_of(tokens: Any) -> int:
@@ -26,16 +28,28 @@ def keys_of(tokens: Any, page_size: int = 1, behind: int = 0) -> Optional[Any]:
     keys = ids.astype(np.uint32)
     if not len(ids) or (ids == keys).all():
         return keys
-    large = np.flatnonzero(ids != keys)
-    edges = np.flatnonzero((np.diff(large) != 1) | (np.diff(ids[large]) != 0)) + 1
-    for run in np.split(large, edges):
-        start, end = image_start(int(run[0]), page_size), int(run[-1]) + 1
+    for first, end in _images(ids, np.flatnonzero(ids != keys)):
+        start = image_start(first, page_size)
         try:
-            image = image_keys(image_hash(ids[start:run[0] + 1]), end - start)
+            # The others repeat these.
+            digest = image_hash(ids[start:min(first + _PERIOD, end)])
+            keys[start:end] = image_keys(digest, end - start)
         except ValueError:
             return None
-        keys[start:end] = image
     return keys
+
+
+def _images(ids: Any, large: Any) -> Iterator[tuple[int, int]]:
+    """First position and end of each image. One ends where the numbers no longer repeat. large: the
+    positions of numbers that are no token's."""
+    for run in np.split(large, np.flatnonzero(np.diff(large) != 1) + 1):
+        first, end = int(run[0]), int(run[-1]) + 1
+        others = np.flatnonzero(ids[first + _PERIOD:end] != ids[first:max(end - _PERIOD, first)])
+        for at in (others + first + _PERIOD).tolist():
+            if at >= first + _PERIOD:
+                yield first, at
+                first = at
+        yield first, end
 
 
 def shares(req: Any) -> bool:

@@ -4,6 +4,7 @@ from array import array
 
 import numpy as np
 import pytest
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
 from kvtrunk import bigram_keys
 from kvtrunk.sglang._keys import keys_of, root_of
@@ -40,6 +41,44 @@ def test_images_with_equal_low_halves_differ():
     assert one[0] == two[0] == 7 and one[9] == two[9] == 9
     assert not np.array_equal(one[1:9], two[1:9])
     assert np.array_equal(one, keys_of(array("q", [7] + [HASH] * 8 + [9])))
+
+
+def padded(content, n):
+    """An image as SGLang pads it."""
+    item = MultimodalDataItem(modality=Modality.IMAGE)
+    item.set_hash(content)
+    return item.padding_sequence(n)
+
+
+def test_an_image_as_sglang_pads_it_has_keys():
+    one, two = ([7] * 9 + padded(content, 50) + [9] * 7 for content in (1, 2))
+    for behind in 0, 1:
+        found = [keys_of(array("q", ids), 16, behind) for ids in (one, two)]
+        assert [len(keys) for keys in found] == [66 - behind] * 2
+        assert np.array_equal(found[0], keys_of(array("q", one), 16, behind))
+        at = 9 - behind
+        assert not np.array_equal(found[0][at:at + 5], found[1][at:at + 5])
+
+
+def test_images_as_sglang_pads_them_are_told_apart_side_by_side():
+    for n in 5, 6, 7, 8:
+        one, two, three = (padded(content, n) for content in (1, 2, 3))
+        found = keys_of(array("q", one + two))
+        assert np.array_equal(found[:n], keys_of(array("q", one)))
+        assert np.array_equal(found[n:], keys_of(array("q", two)))
+        other = keys_of(array("q", one + three))
+        assert np.array_equal(other[:n], found[:n]) and not np.array_equal(other[n:], found[n:])
+
+
+def test_images_shorter_than_their_numbers_are_told_apart_or_not_shared():
+    """One that follows is a part of the hash."""
+    def keys(*contents, text=12):
+        return keys_of(array("q", [7] * text + [number for content in contents
+                                                for number in padded(content, 2)]), 16)
+
+    assert keys(1, 2, text=3) is None
+    one, two = keys(1, 2), keys(1, 3)
+    assert (one is None) == (two is None) and (one is None or not np.array_equal(one, two))
 
 
 def test_two_images_side_by_side_are_two():
