@@ -107,9 +107,10 @@ def _nearest(this: Made, found: list[Made]) -> str:
         f"{name} {proof.get(name, 'not noted')}" for name in names)
 
 
-def check(this: Made, tested: Iterable[Mapping[str, Any]]) -> Optional[str]:
+def check(this: Made, tested: Iterable[Mapping[str, Any]], options: str = "") -> Optional[str]:
     """What an engine is to log at its start, or None. tested: values that were, of some of the names
-    of `this`; a tuple has several. Unproved. An engine that is being proved is not asked."""
+    of `this`; a tuple has several. options: of `prove`, behind the model. Unproved. An engine that is
+    being proved is not asked."""
     proving = os.environ.get(PROVING)
     if proving:
         with open(proving, "a", encoding="utf-8") as file:
@@ -124,7 +125,8 @@ def check(this: Made, tested: Iterable[Mapping[str, Any]]) -> Optional[str]:
         return None
     what = ", ".join(f"{name} {value}" for name, value in this.items())
     text = (f"that engines share pages without a mistake was not proved for {what}"
-            f"{_nearest(this, found)}. Run `python -m kvtrunk.{this['engine']} prove MODEL` here{wrong}")
+            f"{_nearest(this, found)}. Run `python -m kvtrunk.{this['engine']} prove MODEL"
+            f"{options}` here{wrong}")
     if os.environ.get(REQUIRE, "0") not in ("", "0"):
         raise Unproved(f"{text}, or unset {REQUIRE}")
     return text

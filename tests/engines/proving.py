@@ -27,11 +27,17 @@ def run(folder, scratch, *more, **environment):
     return done.returncode, done.stdout, proofs
 
 
-def test_engines_of_this_machine_are_proved(folder):
+def expect_proved(folder, *more):
+    """Returns the proofs that were noted."""
     with tempfile.TemporaryDirectory() as made:  # a short path, for sockets
         scratch = pathlib.Path(made)
-        status, said, proofs = run(folder, scratch)
+        status, said, proofs = run(folder, scratch, *more)
         print(said)
         assert (status, "WRONG" in said) == (0, False)
         assert [(proof["engine"], proof["device"]) for proof in proofs] == [(ENGINE, "cpu")]
         assert [path.name for path in scratch.iterdir()] == ["cache"]
+        return proofs
+
+
+def test_engines_of_this_machine_are_proved(folder):
+    expect_proved(folder)

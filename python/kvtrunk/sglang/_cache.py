@@ -99,7 +99,7 @@ def _say_unproved(runner: Any, pool: Any) -> None:
         graphs=_graphs(runner),
         scheduling="one step" if get_schedule().disable_overlap_schedule else "overlapped")
     try:
-        unproved = _proofs.check(made, compat.TESTED)
+        unproved = _proofs.check(made, compat.TESTED, _drafts.flags())
     except _proofs.Unproved as error:
         raise _refusals.Refused(f"--radix-cache-backend kvtrunk: {error}") from None
     if unproved:

@@ -41,7 +41,7 @@ def algorithm() -> Optional[str]:
 
 
 def flags() -> str:
-    """Options of `flags` that an engine's drafts need."""
+    """Options of `flags` and `prove` that an engine's drafts need."""
     from sglang.srt.runtime_context import get_spec
     name = algorithm()
     if not name:

@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `python -m kvtrunk.sglang prove` finds, with SGLang; and engines that were not proved."""
 import logging
+import os
 import types
 
+import heads
 import pytest
 from conftest import STANDIN
-from proving import test_engines_of_this_machine_are_proved  # noqa: F401
+from proving import expect_proved, test_engines_of_this_machine_are_proved  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def standin(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", STANDIN)
+
+
+@pytest.mark.skipif("ENGINES_LONG" not in os.environ, reason="with ENGINES_LONG=1")
+def test_engines_that_draft_are_proved(folder, tmp_path):
+    [proof] = expect_proved(folder, "--speculative-algorithm", "EAGLE",
+                            "--speculative-draft-model-path", heads.eagle(tmp_path / "head"))
+    assert proof["drafts"] == "EAGLE"
 
 
 @pytest.mark.parametrize("backend, proved", [("TorchNativeAttnBackend", True),
@@ -23,14 +32,16 @@ def test_an_engine_that_was_not_proved_says_so_or_ends(backend, proved, monkeypa
     monkeypatch.setattr(_cache._pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
     monkeypatch.setattr(_cache, "get_schedule",
                         lambda: types.SimpleNamespace(disable_overlap_schedule=False))
-    monkeypatch.setattr(_cache._drafts, "algorithm", lambda: None)
+    monkeypatch.setattr(_cache._drafts, "algorithm", lambda: "EAGLE")
+    monkeypatch.setattr(_cache._drafts, "flags", lambda: " --speculative-algorithm EAGLE")
     runner = types.SimpleNamespace(attn_backend=type(backend, (), {})(),
                                    model_config=types.SimpleNamespace(dtype="torch.bfloat16"))
     pool = types.SimpleNamespace(device="cpu", dtype="torch.bfloat16", page_size=16)
     with caplog.at_level(logging.WARNING):
         _cache._say_unproved(runner, pool)
-    assert ("python -m kvtrunk.sglang prove MODEL" in caplog.text) is not proved
-    assert proved or "drafts none, graphs none, scheduling overlapped" in caplog.text
+    command = "`python -m kvtrunk.sglang prove MODEL --speculative-algorithm EAGLE`"
+    assert (command in caplog.text) is not proved
+    assert proved or "drafts EAGLE, graphs none, scheduling overlapped" in caplog.text
     monkeypatch.setenv("KVTRUNK_REQUIRE_PROOF", "1")
     if proved:
         _cache._say_unproved(runner, pool)
