@@ -36,7 +36,8 @@ _PROCESS = ("asyncio.", "concurrent.", "ctypes.", "logging.", "multiprocessing."
             "torch._inductor.", "torch.cuda.", "torch.distributed.", "torch.fx.",
             "vllm.compilation.", "vllm.config.", "vllm.distributed.", "vllm.lora.",
             "vllm.v1.worker.", "sglang.srt.distributed.", "sglang.srt.mem_cache.",
-            "sglang.srt.model_executor.", "sglang.srt.server_args.")
+            "sglang.srt.model_executor.", "sglang.srt.server_args.",
+            "sglang.srt.speculative.")  # the layers that draft have a digest of their own
 # Attributes of torch.nn.Module itself, and pages of KV.
 _OWN = frozenset(vars(torch.nn.Module())) | {"kv_cache"}
 _ROTARY = re.compile("cos_sin_cache|cos_cached|sin_cached")
