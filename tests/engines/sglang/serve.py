@@ -5,6 +5,7 @@
 """
 import asyncio
 
+import images
 from serving import serve
 
 
@@ -20,8 +21,11 @@ def started(folder, options):
         **options})
 
 
-def generate(engine, prompts, max_tokens=16, salt=None, **more):
+def generate(engine, prompts, max_tokens=16, salt=None, pictures=None, **more):
+    """pictures: of each prompt, a number of images.picture()."""
     wanted = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
+    if pictures:
+        more["image_data"] = [images.picture(number) for number in pictures]
     answers = engine.generate(input_ids=prompts, sampling_params=wanted,
                               cache_salt=[salt] * len(prompts) if salt else None, **more)
     return [{"tokens": answer["output_ids"], "cached": answer["meta_info"]["cached_tokens"]}

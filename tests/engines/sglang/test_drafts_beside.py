@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two engines that draft beside what else an engine does: a store behind the pool, adapters, new
-weights."""
+weights, images, engines that do not draft."""
 import os
 
 import heads
+import images
 import pytest
 from conftest import geometry
 from engine import counters, expect_nothing_held, prompt, started
@@ -11,10 +12,13 @@ from sharing import whole
 from storing import (PATIENT, page, store,  # noqa: F401
                      test_a_daemon_that_starts_cold_is_filled_again,
                      test_what_an_engine_forgot_is_not_loaded)
-from test_drafts import CHAIN, accepted
+from test_drafts import CHAIN, EAGLE, GRAMS, accepted
 from test_weights import SEEDS, TARGETS, K, V, adapter, ask, computes
 
 from kvtrunk import testing
+
+WITH_IMAGE = (121 + images.SIDE // images.PATCH * (images.SIDE // images.PATCH + 1) - 1) // 16 * 16
+"""What is shared of seen(): a row of patches ends with a token of its own."""
 
 if "ENGINES_LONG" not in os.environ:
     pytest.skip("with ENGINES_LONG=1", allow_module_level=True)
@@ -88,3 +92,50 @@ def test_tensors_of_one_version_are_shared(engines, folder):
     assert b.generate(text)[0] == {"tokens": old, "cached": whole(text)}
     assert ask(b, weight_version="step 1", **update) is True
     assert expect_shared(a, b, text) != old
+
+
+def seen(engine, picture, at, **more):
+    """The answer to a prompt with an image from position `at` on."""
+    text = [token if token < images.IMAGE else 2 for token in prompt(1, 122)]
+    text[at] = images.IMAGE
+    return engine.generate(text, pictures=[picture], **more)[0]
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE"])
+def test_an_image_is_shared_as_what_it_shows(algorithm, start, tmp_path):
+    """With NGRAM, and an engine that does not draft. With draft layers that take images, as those for
+    EAGLE3 do: SGLang's own of EAGLE for Llama and of MiMo's MTP do not."""
+    options = {"folder": images.write_pixtral(tmp_path / "pixtral"), "skip_tokenizer_init": False}
+    drafts, layers = {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}, 0
+    if algorithm == "EAGLE":
+        options |= {**EAGLE, **CHAIN, "speculative_draft_model_path": heads.eagle3(tmp_path / "head")}
+        drafts, layers = {}, 1
+    with testing.daemon(**geometry(n_layers=2 + layers)) as daemon:
+        a, b = started(start(daemon, **options, **drafts), start(daemon, **options))
+        cold = [seen(a, picture, 70, salt=f"{picture}")["tokens"] for picture in (1, 2)]
+        assert cold[0] != cold[1]
+        assert seen(a, 1, 70) == {"tokens": cold[0], "cached": 0}
+        assert seen(b, 1, 70) == {"tokens": cold[0], "cached": WITH_IMAGE}
+        assert seen(b, 2, 70) == {"tokens": cold[1], "cached": 64}
+        assert seen(a, 2, 70) == {"tokens": cold[1], "cached": WITH_IMAGE}
+        expect_nothing_held(daemon)
+        for engine in (a, b):
+            engine.kill()
+
+
+def test_an_engine_without_drafts_is_refused_where_pages_have_draft_layers(daemon, start):
+    plain = start(daemon)
+    with pytest.raises(RuntimeError):
+        plain.wait()
+    assert "kvtrunk.sglang flags MODEL --tp-size 1` prints" in plain.said()
+
+
+def test_ngram_shares_with_an_engine_without_drafts(start):
+    drafting = {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}
+    with testing.daemon(**geometry()) as daemon:
+        a, b = started(start(daemon, **drafting), start(daemon))
+        for one, other in (a, b), (b, a):
+            expect_shared(one, other, prompt(next(SEEDS)))
+        expect_nothing_held(daemon)
+        for engine in (a, b):
+            engine.kill()

@@ -302,6 +302,25 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
             _pool._connect(pool)
 
 
+def test_an_engine_that_drafts_on_pages_without_draft_layers_is_told_what_to_start(monkeypatch):
+    from conftest import geometry
+    from sglang.srt import runtime_context
+
+    from kvtrunk import Geometry, testing
+    from kvtrunk.sglang import _pool
+
+    with testing.daemon(**geometry()) as daemon:
+        monkeypatch.setattr(_pool, "socket", lambda *_: daemon.socket)
+        monkeypatch.setattr(_pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
+        monkeypatch.setattr(_pool, "geometry_of",
+                            lambda _, n_drafts: Geometry(2 + n_drafts, 2, 64, "fp32", "nhd", "layer"))
+        monkeypatch.setattr(runtime_context, "get_spec", lambda: types.SimpleNamespace(
+            speculative_algorithm="EAGLE", speculative_draft_model_path="HEAD"))
+        with pytest.raises(_refusals.Refused, match="n_layers.*flags MODEL --tp-size 1 --speculative-"
+                           "algorithm EAGLE --speculative-draft-model-path HEAD` prints"):
+            _pool._connect(types.SimpleNamespace(), 1)
+
+
 @pytest.mark.parametrize("sizes, says", [
     ({"page_size": 32}, "--page-size 32"),
     ({"n_pages": 64}, "--max-total-tokens 1008 "),
