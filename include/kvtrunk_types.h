@@ -20,7 +20,7 @@
 #define KVT_MAX_SLABS 16u       /* devices of one pool: as many as the largest hosts have */
 #define KVT_MAX_RANKS 16u       /* processes of one group: a rank for each slab */
 #define KVT_MIRROR_MESSAGE_MAX 16384u /* bytes of one message of kvt_mirror_write() */
-#define KVT_MAX_SIDES 8u        /* kinds of side pages: engines plan up to 7 beside the first */
+#define KVT_MAX_SIDES 32u       /* kinds of side pages: engines plan up to 20 */
 #define KVT_MAX_SIDE_PAGES 2048u /* side pages of all kinds that continue a prefix; half of one */
 #define KVT_MAX_LAYERS 256u     /* of one slab: the deepest open models have half of that */
 #define KVT_MAX_KV_HEADS 4096u  /* of one slab */

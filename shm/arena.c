@@ -46,7 +46,7 @@ static bool numbers_ok(const struct kvt_arena_header *header)
 
 static bool sections_ok(const struct kvt_arena_header *h, uint64_t object_bytes)
 {
-	return h->n_sections == KVT_ARENA_SECTIONS && h->n_sides <= 8 &&
+	return h->n_sections == KVT_ARENA_SECTIONS && h->n_sides <= KVT_MAX_SIDES &&
 	       section_ok(h, KVT_SECTION_NODES, h->max_nodes, sizeof(struct kvt_node),
 			  object_bytes) &&
 	       section_ok(h, KVT_SECTION_BUCKETS, h->n_buckets, sizeof(kvt_bucket),

@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KEEPS_STATE NULL /* a field of layers that keep a state */
+/* What fields say that an engine may still have a place for. */
+#define KEEPS_STATE "some of its layers keep a state instead of KV, which no geometry describes"
+#define UNEVEN "some of its layers keep KV of another size, which no geometry describes"
 
 /* Fields that, unless they are empty, say that layers differ or keep something else than KV. */
 static const struct {
@@ -27,6 +29,7 @@ static const struct {
 	{ "add_cross_attention", "its KV depends on an encoder, too" },
 	{ "num_kv_shared_layers", "some of its layers use the KV of others" },
 	{ "use_cla", "some of its layers use the KV of others" },
+	{ "global_head_dim", UNEVEN },
 	{ "mamba_d_state", KEEPS_STATE },
 	{ "mamba_num_heads", KEEPS_STATE },
 	{ "ssm_state_size", KEEPS_STATE },
@@ -172,6 +175,12 @@ bool kvt_attention_has_windows(const json_t *text)
 		!json_is_false(json_object_get(text, "use_sliding_window")));
 }
 
+/* True if a known field is one of layers that keep a state. */
+static bool keeps_state(size_t i)
+{
+	return strcmp(known[i].why, KEEPS_STATE) == 0;
+}
+
 int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_t why_bytes)
 {
 	bool no_state = no_layer_keeps_a_state(text);
@@ -189,12 +198,11 @@ int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_
 	}
 	for (size_t i = 0; i < COUNT(known); i++) {
 		if (!says(json_object_get(text, known[i].field)) ||
-		    (no_state && known[i].why == KEEPS_STATE))
+		    (no_state && keeps_state(i)))
 			continue;
-		snprintf(why, why_bytes, "%s (%s)", known[i].why ? known[i].why :
-			 "some of its layers keep a state instead of KV, which no geometry "
-			 "describes", known[i].field);
-		return known[i].why == KEEPS_STATE ? -ENOTSUP : -EINVAL;
+		snprintf(why, why_bytes, "%s (%s)", known[i].why, known[i].field);
+		return keeps_state(i) ? -ENOTSUP :
+		       strcmp(known[i].why, UNEVEN) == 0 ? -EDOM : -EINVAL;
 	}
 	if (check_layers(text, why, why_bytes))
 		return -EINVAL;

@@ -14,7 +14,8 @@
 
 /** Check a model's attention. `text` describes its decoder, `root` is the whole file. 0: all layers
  * keep the same for a position, some perhaps within a window only. -ENOTSUP: some keep a state.
- * -EINVAL: they differ otherwise, or that is not known. `why` says what. */
+ * -EDOM: some keep KV of another size. -EINVAL: they differ otherwise, or that is not known. `why`
+ * says what. */
 int kvt_attention_check(const json_t *root, const json_t *text, char *why, size_t why_bytes);
 
 /** True if layers of a model attend to a window or chunk of positions. Unless engines are

@@ -120,15 +120,17 @@ static int load(struct model *model)
 	return 0;
 }
 
-/* Write what layers keep other than KV of all positions. */
-static void write_layers(struct kvt_json *json, const struct model *model, bool states)
+/* Write what layers keep other than KV of all positions. unfit: of kvt_attention_check(). */
+static void write_layers(struct kvt_json *json, const struct model *model, int unfit)
 {
 	kvt_json_bool(json, "windows", kvt_attention_has_windows(model->text));
-	kvt_json_bool(json, "states", states);
+	kvt_json_bool(json, "states", unfit == -ENOTSUP);
+	kvt_json_bool(json, "uneven", unfit == -EDOM);
 }
 
 /* Refuse models whose KV is not K and V of each head, or one latent row, for each position. That of
- * some with states has a place in side pages, so JSON tells them apart. */
+ * some with states, or with layers of several sizes, has a place in side pages, so JSON tells them
+ * apart. */
 static int only_attention(const struct kvt_admin *admin, const struct model *model)
 {
 	struct kvt_json json = { .comma = false };
@@ -137,9 +139,9 @@ static int only_attention(const struct kvt_admin *admin, const struct model *mod
 
 	if (rc == 0)
 		return 0;
-	if (rc == -ENOTSUP && admin->json) {
+	if (rc != -EINVAL && admin->json) {
 		kvt_json_open(&json, NULL, '{');
-		write_layers(&json, model, true);
+		write_layers(&json, model, rc);
 		kvt_json_close(&json, '}');
 		kvt_admin_print(&json);
 	}
@@ -293,7 +295,7 @@ static int show(const struct kvt_admin *admin, const struct model *model,
 		kvt_json_u64(&json, "page_size", page_size);
 		kvt_json_u64(&json, "n_slabs", ranks);
 		kvt_json_u64(&json, "page_bytes", page_bytes);
-		write_layers(&json, model, false);
+		write_layers(&json, model, 0);
 		kvt_json_format(&json, "fingerprint", "kv=%s;layout=%s", text.kv_type, text.layout);
 		kvt_json_close(&json, '}');
 		return kvt_admin_print(&json);

@@ -261,7 +261,7 @@ static const char *sides_problem(const struct kvt_core_config *c)
 	uint32_t sum = 0;
 
 	if (c->n_sides > KVT_MAX_SIDES)
-		return "there may be at most 8 kinds of side pages";
+		return "there may be at most 32 kinds of side pages";
 	for (uint32_t kind = 0; kind < c->n_sides; kind++) {
 		if (c->side_pages[kind] < 1 || c->side_pages[kind] > KVT_MAX_SIDE_PAGES / 2)
 			return "a kind of side pages must need from 1 to 1024 trailing pages";

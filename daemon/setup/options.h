@@ -40,10 +40,10 @@
 	  "or an unknown field, or opens a session and names nothing.")                           \
 	X(NUMBER, page_size, "64", 1, 4096, NULL, START,                                           \
 	  "Positions per page.")                                                  \
-	X(TEXT, sides, "", 0, 64, NULL, START,                                                    \
+	X(TEXT, sides, "", 0, 160, NULL, START,                                                   \
 	  "Kinds of side pages: of each, how many of the last pages of a prefix must carry one, "  \
 	  "as in 16,16. A window of w positions: (w - 1) / page_size, rounded up; a recurrent "    \
-	  "state: 1. Up to 8 numbers from 1 to 1024, together at most 2048. Empty: none.")         \
+	  "state: 1. Up to 32 numbers from 1 to 1024, together at most 2048. Empty: none.")        \
 	X(NUMBER, n_layers, "0", 0, 256, NULL, START,                                             \
 	  "Layers of KV in a page. n_layers, n_kv_heads and head_dim are the geometry: from it "  \
 	  "follow the bytes of a page and the place of each element. 0: pages are page_bytes "    \

@@ -51,6 +51,12 @@ WINDOWS = {
                     "beta_slow": 1.0, "original_max_position_embeddings": 4096}},
     "Gemma 3": {"layers": 6, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
                 "query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh"},
+    "Gemma 4": {"layers": 6, "kv_heads": 4, "architectures": ["Gemma4ForCausalLM"],
+                "model_type": "gemma4_text",
+                "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+                "global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+                "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+                "hidden_activation": "gelu_pytorch_tanh"},
     "Mistral": {"layers": 4, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
     "Mellum 2": {"layers": 3, "architectures": ["MellumForCausalLM"], "model_type": "mellum",
                  "layer_types": TWO_OF_THREE, "mlp_layer_types": ["dense"] * 3, "num_experts": 2,
@@ -58,8 +64,8 @@ WINDOWS = {
                  "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0}
                                      for kind in TWO_OF_THREE}},
 }
-"""Overrides of config() for models whose layers have windows: every second, five of six, all, two
-of three."""
+"""Overrides of config() for models whose layers have windows: every second, five of six, five of six
+that keep twice as much of a token, all, two of three."""
 
 
 def windows(name, **overrides):
@@ -81,8 +87,10 @@ STATES = {
                   "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_expand": 2,
                   "mamba_d_conv": 4, "mamba_chunk_size": 256},
 }
+STATES["Granite 4 Small"] = {**STATES["Granite 4"], "layers": 10,
+                             "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 4}
 """Overrides of config() for models with layers that keep a state: three of four gated delta nets,
-every second a Mamba-2."""
+every second a Mamba-2, nine of ten."""
 
 
 def states(name, **overrides):
@@ -96,7 +104,7 @@ def experts(**overrides):
             "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None, **overrides}
 
 
-def _attention(values, at):
+def _attention(values, at, kind):
     """Name and shape of each tensor of a layer's attention."""
     width, heads = values["hidden_size"], values["num_attention_heads"]
     if "kv_lora_rank" in values:
@@ -108,18 +116,23 @@ def _attention(values, at):
         yield at + "kv_b_proj.weight", (heads * (plain + values["v_head_dim"]), rank)
         yield at + "o_proj.weight", (width, heads * values["v_head_dim"])
         return
-    queries, pairs = (n * values["head_dim"] for n in (heads, values["num_key_value_heads"]))
+    dim, kv_heads = values["head_dim"], values["num_key_value_heads"]
+    whole = values["model_type"] == "gemma4_text" and kind == "full_attention"
+    if whole:
+        dim, kv_heads = values["global_head_dim"], values["num_global_key_value_heads"]
+    queries, pairs = heads * dim, kv_heads * dim
     gates = values["model_type"] == "qwen3_next"
     for name, shape in (("q", (queries << gates, width)), ("k", (pairs, width)),
                         ("v", (pairs, width)), ("o", (width, queries))):
-        yield f"{at}{name}_proj.weight", shape
+        if not (whole and name == "v"):  # K is V
+            yield f"{at}{name}_proj.weight", shape
         if values["attention_bias"]:
             yield f"{at}{name}_proj.bias", shape[:1]
     if values["model_type"] == "gpt_oss":
         yield at + "sinks", (heads,)
-    if values["model_type"] in ("gemma3_text", "mellum", "qwen3_next"):
-        yield at + "q_norm.weight", (values["head_dim"],)
-        yield at + "k_norm.weight", (values["head_dim"],)
+    if values["model_type"] in ("gemma3_text", "gemma4_text", "mellum", "qwen3_next"):
+        yield at + "q_norm.weight", (dim,)
+        yield at + "k_norm.weight", (dim,)
 
 
 def _state(values, at):
@@ -193,8 +206,9 @@ def shapes(values):
     """Name and shape of each tensor."""
     width = values["hidden_size"]
     norms = ["input_layernorm", "post_attention_layernorm"]
-    if values["model_type"] == "gemma3_text":
+    if values["model_type"] in ("gemma3_text", "gemma4_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    kinds = values.get("layer_types") or [""] * values["num_hidden_layers"]
     yield "model.embed_tokens.weight", (values["vocab_size"], width)
     for layer in range(values["num_hidden_layers"]):
         at = f"model.layers.{layer}."
@@ -203,7 +217,7 @@ def shapes(values):
         if _keeps_state(values, layer):
             yield from _state(values, at)
         else:
-            yield from _attention(values, at + "self_attn.")
+            yield from _attention(values, at + "self_attn.", kinds[layer])
         yield from _mlp(values, layer, at + "mlp.")
     yield "model.norm.weight", (width,)
     if not values["tie_word_embeddings"]:

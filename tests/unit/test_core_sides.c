@@ -179,7 +179,7 @@ TEST(a_successor_with_other_sides_is_refused)
 TEST(impossible_sides_have_no_plan)
 {
 	const struct kvt_core_config bad[] = {
-		{ .n_sides = 9 },
+		{ .n_sides = KVT_MAX_SIDES + 1 },
 		{ .n_sides = 1, .side_pages = { 0 } },
 		{ .n_sides = 1, .side_pages = { 1025 } },
 		{ .n_sides = 3, .side_pages = { 1024, 1024, 1 } },

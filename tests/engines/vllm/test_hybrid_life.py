@@ -37,10 +37,12 @@ class Kind:
     windows: tuple[int, ...] = ()
     states: int = 0
     retention: int = 0
+    blocks: int = 1
+    """Of a window, in a page."""
 
     @property
     def groups(self):
-        return self.page, self.windows, self.states
+        return self.page, self.windows, self.states, self.blocks
 
     @property
     def sides(self):
@@ -55,6 +57,8 @@ class Kind:
 KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
          "windows at page ends": Kind(16, 72, 14, 100, 120, windows=(33,), retention=64),
          "gemma": Kind(16, 120, 14, 72, 100, windows=(24,) * 5),
+         "two blocks in a page": Kind(32, 120, 8, 100, 100, windows=(40,) * 3, blocks=2),
+         "four blocks in a page": Kind(64, 120, 6, 150, 120, windows=(33,) * 5, blocks=4),
          "windows of large pages": Kind(96, 72, 7, 300, 80, windows=(150, 97)),
          "states": Kind(544, 48, 6, 1200, 60, states=3),
          "states of many steps": Kind(100, 44, 8, 70, 100, states=3)}
@@ -79,17 +83,18 @@ class Pool:
         """What a request reuses is compared when its first step reads it."""
         self.reused += row.computed
 
-    def parts(self, first, end):
-        """Pages of a row's positions: index, first cell, end."""
-        page = self.kind.page
-        for index in range(first // page, -(-end // page)):
-            yield index, max(first, index * page), min(end, (index + 1) * page)
+    def parts(self, group, first, end):
+        """Blocks of a row's positions: index, first cell, first position, end."""
+        size = self.kind.page // (self.kind.blocks if group else 1)
+        for index in range(first // size, -(-end // size)):
+            yield index, max(first - index * size, 0), max(first, index * size), min(
+                end, (index + 1) * size)
 
     def read(self, row, group, first, end):
         """All that attention sees is the request's own."""
-        for index, a, b in self.parts(first, end):
+        for index, cell, a, b in self.parts(group, first, end):
             number = row.tables[group][index]
-            cells = self.cells[number, a % self.kind.page:][:b - a]
+            cells = self.cells[number, cell:][:b - a]
             assert number and (cells == row.values(group, a, b)).all(), (group, number, a, b)
 
     def expect_private(self, number):
@@ -101,10 +106,10 @@ class Pool:
         assert number and not sealer, number
 
     def write(self, row, group, first, end):
-        for index, a, b in self.parts(first, end):
+        for index, cell, a, b in self.parts(group, first, end):
             number = row.tables[group][index]
             self.expect_private(number)
-            self.cells[number, a % self.kind.page:][:b - a] = row.values(group, a, b)
+            self.cells[number, cell:][:b - a] = row.values(group, a, b)
 
     def step_state(self, row, group, n):
         """Copy the state to the block of the step's end, and go on from it there."""
@@ -145,6 +150,7 @@ class Engine(life.Engine):
         super().__init__(
             folder, pool, chance, asynchronous, pages=kind.pages, page=kind.page,
             sides=measure_step.specs(*kind.groups), retention=kind.retention, max_num_seqs=6,
+            unit=kind.page // kind.blocks if kind.blocks > 1 else None,
             max_model_len=kind.longest * kind.page, max_num_batched_tokens=kind.budget)
         self.kind = kind
 

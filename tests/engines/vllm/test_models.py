@@ -16,7 +16,6 @@ REFUSED = {
     "Gemma 3n E4B": "share KV",
     "DeepSeek V3.2": INDEX,
     "GLM-5": INDEX,
-    "Granite 4 Small": "at most 8 kinds",
     "Jamba 1.5 Mini": STATE,
     "Mamba 2.8B": STATE,
     "LFM2 1.2B": STATE,
@@ -36,6 +35,7 @@ SIDES = {
     "Command R7B": (PAGE, 8, [128] * 3),
     "OLMo 3 7B": (PAGE, 8, [128] * 3),
     "Nemotron H 8B": (1056, 1, [1] * 2),
+    "Granite 4 Small": (544, 4, [1] * 9),
 }
 
 

@@ -311,6 +311,10 @@ def of_state(**more):
     ((FULL, WINDOW), (4,)), ((WINDOW, FULL), (4,)), ((STATE, STATE, FULL, STATE), (1, 1, 1)),
     ((FULL, *[dataclasses.replace(WINDOW, sliding_window=window) for window in (1, 2, 33, 34)]),
      (1, 1, 1, 2)),
+    ((dataclasses.replace(WINDOW, block_size=16), FULL, dataclasses.replace(WINDOW, block_size=8)),
+     (4,) * 6),  # 8 blocks of 16, 16 of 8
+    ((FULL, dataclasses.replace(WINDOW, block_size=8, sliding_window=41)), (1, 1, 1, 2)),
+    ((FULL, dataclasses.replace(WINDOW, block_size=8, sliding_window=10)), (1, 1)),
     ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.GDN_ATTN), WINDOW), (1, 4))])
 def test_groups_are_side_pages_of_the_one_that_keeps_all(specs, sides):
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=sides)
@@ -336,8 +340,10 @@ def test_values_by_group_are_those_of_the_main_group_and_of_kinds(main):
     ((CHUNKS, FULL, CHUNKS), SWITCH), ((STATE,), "MambaSpec is not supported"),
     ((CrossAttentionSpec(**HEADS), FULL), "CrossAttentionSpec is not supported"),
     ((FULL, SHORT), "2 groups keep all"),
-    ((FULL, dataclasses.replace(WINDOW, block_size=16)), "blocks of 32, 16 positions"),
-    ((FULL, *[STATE] * 9), "at most 8 kinds"),
+    ((FULL, dataclasses.replace(WINDOW, block_size=24)), "blocks of 32, 24 positions"),
+    ((FULL, dataclasses.replace(WINDOW, block_size=64)), "blocks of 32, 64 positions"),
+    ((FULL, *[STATE] * 33), "at most 32 kinds"),
+    ((FULL, *[dataclasses.replace(WINDOW, block_size=1)] * 2), "at most 32 kinds"),
     ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.MAMBA1)), "states of MAMBA1"),
     ((FULL, of_state(mamba_cache_mode="all")), "--mamba-cache-mode all"),
     ((FullAttentionSpec(**HEADS, non_causal=True),), "non-causal"),
@@ -556,6 +562,13 @@ def test_flags_of_two_ranks_have_the_side_pages_of_states(tmp_path, name, sides)
     options, engine = flags(folder, "--tensor-parallel-size", "2", "--block-size", "256")
     assert (options["sides"], options["n_slabs"], options["n_kv_heads"]) == (sides, "2", "1")
     assert options["page_size"] == "256" and "--tensor-parallel-size 2" in engine
+
+
+def test_flags_of_layers_of_several_sizes_have_pages_of_the_largest_blocks(tmp_path):
+    folder = model.write(tmp_path, **model.windows("Gemma 4"))
+    options, engine = flags(folder, "--block-size", "32")
+    assert (options["page_size"], options["n_kv_heads"], options["head_dim"]) == ("64", "1", "128")
+    assert options["sides"] == ",".join(["1"] * 10) and "--block-size 32" in engine
 
 
 def test_flags_name_the_one_plane_of_mla(tmp_path):
