@@ -124,7 +124,8 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
 
 
 @pytest.mark.parametrize("given, says", [
-    ({"check_evry": 1}, "'check_evry', which is none of check_every, on_loss, socket, store"),
+    ({"check_evry": 1}, "'check_evry', which is none of check_every, min_positions, on_loss, "
+                          "socket, store"),
     ({"on_loss": "stay"}, "on_loss is 'stay': give \"end\", or \"wait\"")])
 def test_options_of_the_connector_are_known(config, given, says):
     made = changed(config, "kv_transfer_config.kv_connector_extra_config", given)
