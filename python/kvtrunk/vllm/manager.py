@@ -215,21 +215,18 @@ class KvtrunkKVCacheManager(KVCacheManager):
         engine.ring.announce(True)
         namespace = None if state.alone else self._namespace(state)
         known = request.num_tokens
-        # One page for the first generated tokens saves a round trip soon.
-        extra = min(self.page_size, request.max_tokens)
-        extra = max(0, min(extra, self.max_model_len - known))
         if state.sides_first and self.sides is not None:
             self.sides.pool.reserve(self._most_sides(request))  # its match has to give way
         if namespace is None:
             state.shared = False
-            begun = begun or engine.ring.begin(engine.nobody, _NO_KEYS, known + extra,
+            begun = begun or engine.ring.begin(engine.nobody, _NO_KEYS, known,
                                                force_miss=False, wait_ms=0, patience_s=PATIENCE_S)
         elif begun is None:
             miss = not self.prefix_cache_lookup_enabled(request)
             behind = self._behind
             assert state.keys is not None
             begun = engine.ring.begin(
-                namespace, self._prompt(state), extra + behind, force_miss=miss,
+                namespace, self._prompt(state), behind, force_miss=miss,
                 wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0,
                 patience_s=PATIENCE_S,
                 min_positions=min(self.engine.min_positions, known - behind),
