@@ -107,13 +107,6 @@ static int skip_to_object(struct kvt_reader *reader, gzFile file)
 	}
 }
 
-/* Complain of the file's bytes: a right line would explain nothing. */
-static int complain_of_bytes(struct kvt_reader *reader, const char *what)
-{
-	reader->expected = "";
-	return kvt_reader_complain(reader, "%s", what);
-}
-
 #define UTF16_CURE "UTF-16: convert it, iconv -f UTF-16 -t UTF-8"
 
 /* Skip a byte order mark. Refuse what its first byte says is no UTF-8. */
@@ -128,14 +121,14 @@ static int read_head(struct kvt_reader *reader, gzFile file)
 		break;
 	case 0xfe:
 	case 0xff:
-		return complain_of_bytes(reader, UTF16_CURE);
+		return kvt_reader_complain(reader, UTF16_CURE);
 	case '(':
-		return complain_of_bytes(reader, "zstd data: pipe it, zstd -dc FILE | "
+		return kvt_reader_complain(reader, "zstd data: pipe it, zstd -dc FILE | "
 						   "kvtlab ... -");
 	case 0xfd:
-		return complain_of_bytes(reader, "xz data: pipe it, xz -dc FILE | kvtlab ... -");
+		return kvt_reader_complain(reader, "xz data: pipe it, xz -dc FILE | kvtlab ... -");
 	case 'B':
-		return complain_of_bytes(reader, "bzip2 data: pipe it, bzip2 -dc FILE | "
+		return kvt_reader_complain(reader, "bzip2 data: pipe it, bzip2 -dc FILE | "
 						   "kvtlab ... -");
 	default:
 		gzungetc(c, file);
@@ -156,7 +149,7 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 	reader->line = reader->next_line;
 	while (c != EOF) {
 		if (c == '\0')
-			return complain_of_bytes(reader, UTF16_CURE);
+			return kvt_reader_complain(reader, UTF16_CURE);
 		if (!n && c != '{')
 			return kvt_reader_complain(reader, "not a JSON object");
 		rc = keep(reader, n++, c);
@@ -178,8 +171,8 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 	}
 	gzerror(file, &code);
 	if (code != Z_OK && code != Z_STREAM_END)
-		return complain_of_bytes(reader, code == Z_BUF_ERROR ?
-					 "the gzip data is cut short" : "damaged gzip data");
+		return kvt_reader_complain(reader, code == Z_BUF_ERROR ?
+					   "the gzip data is cut short" : "damaged gzip data");
 	if (!n && reader->array)
 		return kvt_reader_complain(reader, "the file ends inside its array");
 	return (ssize_t)n;

@@ -17,8 +17,8 @@ int kvt_reader_complain(struct kvt_reader *reader, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(what, sizeof(what), format, arguments);
 	va_end(arguments);
-	snprintf(reader->why, reader->why_bytes, "%s:%u: %s%s%s", reader->path, reader->line + 1,
-		 what, *reader->expected ? ". " : "", reader->expected);
+	snprintf(reader->why, reader->why_bytes, "%s:%u: %s. %s", reader->path, reader->line + 1,
+		 what, reader->expected);
 	return -EINVAL;
 }
 
