@@ -67,7 +67,8 @@ static int cast_shadow(const struct kvt_core *core, struct kvt_why *why)
 		.n_sort = core->n_sort, .now_ns = core->now_ns, .wake_at_ns = KVT_NEVER,
 		.buckets = own.buckets, .detached = own.detached, .compact = own.compact,
 		.heap.nodes = own.heap.nodes, .expiry = { own.expiry.nodes, 0, KVT_HEAP_EXPIRY },
-		.limited = core->limited, .over = { own.over.nodes, 0, KVT_HEAP_OVER },
+		.leaves_ordered = core->leaves_ordered, .limited = core->limited,
+		.over = { own.over.nodes, 0, KVT_HEAP_OVER },
 		.slots = own.slots,
 	};
 #define COPY(array_, n_)                                                                          \

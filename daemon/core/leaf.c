@@ -134,11 +134,11 @@ static uint32_t next_of(const struct kvt_core *core, uint32_t id)
 
 /* ---- limits */
 
-void kvt_limit_check(struct kvt_core *core, uint32_t id)
+void kvt_limit_apply(struct kvt_core *core, uint32_t id)
 {
 	const struct kvt_namespace_record *space = &core->namespaces[id];
 
-	if (!core->limited || !space->limit)
+	if (!space->limit)
 		return;
 	if (space->cached_pages > space->limit && core->leaves_in[id] > 0)
 		kvt_heap_update(core, &core->over, id);
@@ -197,7 +197,7 @@ static bool is_evictable(const struct kvt_node *node)
 	       !(node->flags & KVT_NODE_ROOT);
 }
 
-void kvt_leaf_check(struct kvt_core *core, uint32_t id)
+void kvt_leaf_place(struct kvt_core *core, uint32_t id)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
 	bool evictable = is_evictable(node);
@@ -212,7 +212,7 @@ void kvt_leaf_check(struct kvt_core *core, uint32_t id)
 		kvt_heap_remove(core, &core->heap, id);
 }
 
-void kvt_leaf_remove(struct kvt_core *core, uint32_t id)
+void kvt_leaf_displace(struct kvt_core *core, uint32_t id)
 {
 	if (core->nodes[id].heap_at)
 		kvt_heap_remove(core, &core->heap, id);

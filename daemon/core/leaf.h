@@ -10,12 +10,32 @@
 
 #include "daemon/core/state.h"
 
+/** kvt_leaf_check(), kvt_leaf_remove() and kvt_limit_check() where there is an order to keep. */
+void kvt_leaf_place(struct kvt_core *core, uint32_t node);
+void kvt_leaf_displace(struct kvt_core *core, uint32_t node);
+void kvt_limit_apply(struct kvt_core *core, uint32_t namespace_id);
+
 /** Put a node where evictable leaves are, or move it there, if it is one. Else take it out. */
-void kvt_leaf_check(struct kvt_core *core, uint32_t node);
+static inline void kvt_leaf_check(struct kvt_core *core, uint32_t node)
+{
+	if (core->leaves_ordered)
+		kvt_leaf_place(core, node);
+}
+
 /** Take a node out. No evictable leaf: nothing. */
-void kvt_leaf_remove(struct kvt_core *core, uint32_t node);
+static inline void kvt_leaf_remove(struct kvt_core *core, uint32_t node)
+{
+	if (core->leaves_ordered)
+		kvt_leaf_displace(core, node);
+}
+
 /** Find out whether a namespace is above its limit, after its cached pages changed. */
-void kvt_limit_check(struct kvt_core *core, uint32_t namespace_id);
+static inline void kvt_limit_check(struct kvt_core *core, uint32_t namespace_id)
+{
+	if (core->limited)
+		kvt_limit_apply(core, namespace_id);
+}
+
 /** The first victim, off the pinned path, of the namespace that is farthest above its limit.
  * KVT_NONE: no namespace above one has any. `*ret_excess`: pages above the limit. */
 uint32_t kvt_limit_victim(struct kvt_core *core, uint32_t *ret_excess);

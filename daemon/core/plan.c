@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/core/audit.h"
+#include "daemon/core/order.h"
 #include "daemon/core/plan.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
@@ -427,6 +428,7 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 	core->expiry.of = KVT_HEAP_EXPIRY;
 	core->over.of = KVT_HEAP_OVER;
 	core->limited = KVT_LIMITED(&core->config);
+	core->leaves_ordered = core->limited || !kvt_policies[core->config.policy].list;
 	bind(core, arena, ledger);
 	return 0;
 }

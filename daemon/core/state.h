@@ -164,6 +164,7 @@ struct kvt_core {
 	uint32_t evictable_nodes; /* unlocked, not roots */
 	struct kvt_heap heap;     /* evictable leaves, other policies than LRU */
 	struct kvt_heap expiry;
+	bool leaves_ordered; /* leaves are in the heap or in order by namespace (leaf.h) */
 	bool limited; /* namespaces may have limits; else what follows is empty */
 	struct kvt_leaf *leaves; /* [node] */
 	uint32_t leaf_root;
