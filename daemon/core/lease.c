@@ -120,16 +120,12 @@ void kvt_lease_point(struct kvt_core *core, uint32_t id)
 	core->pointed[core->n_points++] = id;
 }
 
-/** Forget the point of a lease, if it has one. The caller has saved it. */
+/** Forget the point of a lease. The caller has saved it. */
 static void forget_point(struct kvt_core *core, uint32_t id)
 {
-	uint32_t at, last;
+	uint32_t at = core->pointed_at[id], last = core->pointed[--core->n_points];
 
-	if (core->leases[id].point == 0)
-		return;
 	core->leases[id].point = 0;
-	at = core->pointed_at[id];
-	last = core->pointed[--core->n_points];
 	core->pointed[at] = last;
 	core->pointed_at[last] = at;
 	core->wake_due = true;
@@ -140,7 +136,8 @@ void kvt_lease_free(struct kvt_core *core, uint32_t id)
 	struct kvt_lease_record *lease = &core->leases[id];
 
 	kvt_save_lease(core, id);
-	forget_point(core, id);
+	if (lease->point > 0)
+		forget_point(core, id);
 	unlist(core, lease);
 	core->wake_due = true;
 	*lease = (struct kvt_lease_record){ .generation = lease->generation + 1,
@@ -1069,7 +1066,7 @@ static int commit(struct kvt_core *core, struct kvt_op_context *op)
 	if (op->cqe->commit.sealed > 0)
 		kvt_tally_sealed(core, op->session, plan.lease->namespace_id,
 				 op->cqe->commit.sealed);
-	if (plan.lease->done >= plan.lease->point)
+	if (plan.lease->point > 0 && plan.lease->done >= plan.lease->point)
 		forget_point(core, plan.id); /* its side pages are there, or will never be */
 	/* A COMMIT has no TTL. Under a prefix that expires, its pages would go with the prefix, and
 	 * its own later commits would be stale: another session's TTL would decide. */

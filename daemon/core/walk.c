@@ -184,14 +184,6 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 
 /* ---- where a reader can continue */
 
-bool kvt_walk_too_short(const struct kvt_core *core, const struct kvt_sqe *sqe, uint32_t pages)
-{
-	uint32_t keys = sqe->positions + sqe->n_keys;
-	uint32_t most = keys > 0 ? (keys - !(sqe->flags & KVT_F_FULL)) / core->ps : 0;
-
-	return pages < most && pages * core->ps < (uint32_t)sqe->priority;
-}
-
 /** True if page `at` of a path lacks a side page that a reader behind its first `end` needs. */
 static bool lacks_side(const struct kvt_core *core, uint32_t page, uint32_t at, uint32_t end)
 {

@@ -50,7 +50,15 @@ int kvt_walk_entry(struct kvt_core *core, struct kvt_op_context *op, uint32_t n_
 uint32_t kvt_walk_search(struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t floor);
 /** True if a BEGIN shall not reuse so few pages: less than its minimum, and not all that its prompt
  * could reuse. */
-bool kvt_walk_too_short(const struct kvt_core *core, const struct kvt_sqe *sqe, uint32_t pages);
+static inline bool kvt_walk_too_short(const struct kvt_core *core, const struct kvt_sqe *sqe,
+				      uint32_t pages)
+{
+	uint32_t keys = sqe->positions + sqe->n_keys;
+
+	if (pages * core->ps >= (uint32_t)sqe->priority)
+		return false;
+	return keys > 0 && pages < (keys - !(sqe->flags & KVT_F_FULL)) / core->ps;
+}
 
 /** The most leading pages, of `pages` cached ones of the path to `node`, behind which a reader can
  * continue: the last ones have all side pages that it needs. */
