@@ -1002,7 +1002,7 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 	while (lease->node != KVT_NONE && lease->done < lease->path_pages) {
 		uint32_t id = kvt_path_node(core, lease->node, lease->done);
 		struct kvt_node *node = kvt_node_at(core, id);
-		uint32_t end = node->start + node->n_slots;
+		uint32_t end = node->start + node->n_slots, sealed = 0;
 
 		while (lease->done < end) {
 			if (lease->done < node->start + node->sealed &&
@@ -1012,11 +1012,16 @@ static void commit_seal(struct kvt_core *core, struct commit_plan *plan, bool ke
 			} else if (lease->done < plan->whole) {
 				kvt_node_seal(core, id, pop_page(core, lease));
 				lease->done++;
-				cqe->commit.sealed++;
+				sealed++;
 			} else {
-				return;
+				break;
 			}
 		}
+		if (sealed > 0)
+			kvt_node_sealed(core, id, sealed);
+		cqe->commit.sealed += sealed;
+		if (lease->done < end)
+			return;
 	}
 }
 

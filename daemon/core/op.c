@@ -220,6 +220,7 @@ static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
 	for (uint32_t page = plan->walk.matched; page < end;) {
 		uint32_t id = kvt_path_node(core, deepest, page);
 		uint32_t stop = kvt_min(end, core->nodes[id].start + core->nodes[id].n_slots);
+		uint32_t first = page;
 
 		for (; page < stop; page++) {
 			uint32_t given = core->op_pages[page - plan->walk.named];
@@ -227,6 +228,7 @@ static void insert_seal(struct kvt_core *core, struct kvt_op_context *op,
 			kvt_loose_remove(core, op->session, given);
 			kvt_node_seal(core, id, given);
 		}
+		kvt_node_sealed(core, id, stop - first);
 		kvt_leaf_check(core, id);
 	}
 	op->cqe->insert.inserted = end - plan->walk.matched;

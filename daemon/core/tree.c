@@ -413,7 +413,6 @@ uint32_t kvt_node_trim(struct kvt_core *core, uint32_t id, uint32_t n, uint32_t 
 void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 {
 	struct kvt_node *node = kvt_node_at(core, id);
-	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
 
 	KVT_ASSERT(node->sealed < node->n_slots);
 	kvt_save_node(core, id);
@@ -422,16 +421,19 @@ void kvt_node_seal(struct kvt_core *core, uint32_t id, uint32_t page)
 	kvt_sealer_note(core, id, node->sealed, core->pages[page].sealer);
 	/* Pairs with the prober's acquire of sealed: keys and page are there before it counts. */
 	kvt_store_release(&node->sealed, node->sealed + 1);
-	space->cached_pages++;
+}
+
+void kvt_node_sealed(struct kvt_core *core, uint32_t id, uint32_t pages)
+{
+	const struct kvt_node *node = kvt_node_at(core, id);
+	struct kvt_namespace_record *space = &core->namespaces[node->namespace_id];
+	bool locked = node->lock_ref > 0;
+
+	space->cached_pages += pages;
+	*(locked ? &space->protected_pages : &space->evictable_pages) += pages;
+	*(locked ? &core->count->protected_pages : &core->count->evictable_pages) += pages;
 	kvt_limit_check(core, node->namespace_id);
 	core->wake_due = true;
-	if (node->lock_ref > 0) {
-		core->count->protected_pages++;
-		space->protected_pages++;
-	} else {
-		core->count->evictable_pages++;
-		space->evictable_pages++;
-	}
 }
 
 void kvt_node_set_expiry(struct kvt_core *core, uint32_t id, uint64_t expiry_ns)

@@ -33,8 +33,11 @@ uint32_t kvt_node_trim(struct kvt_core *core, uint32_t node, uint32_t n, uint32_
 /** The fewest last pages of a node that are `most` pages with their side pages, or more; all if
  * they are fewer. */
 uint32_t kvt_node_last(const struct kvt_core *core, uint32_t node, uint32_t most);
-/** Give the first announced slot of a node its page: readers see it from now on. */
+/** Give the first announced slot of a node its page: readers see it from now on. Count it with
+ * kvt_node_sealed(). */
 void kvt_node_seal(struct kvt_core *core, uint32_t node, uint32_t page);
+/** Count the pages of a node that were sealed since the last call. */
+void kvt_node_sealed(struct kvt_core *core, uint32_t node, uint32_t pages);
 /** Set when a node expires, KVT_NEVER included. */
 void kvt_node_set_expiry(struct kvt_core *core, uint32_t node, uint64_t expiry_ns);
 
