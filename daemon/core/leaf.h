@@ -15,8 +15,8 @@ void kvt_leaf_place(struct kvt_core *core, uint32_t node);
 void kvt_leaf_displace(struct kvt_core *core, uint32_t node);
 void kvt_limit_apply(struct kvt_core *core, uint32_t namespace_id);
 
-/** Put a node where evictable leaves are, or move it there, if it is one. Else take it out. A locked
- * one is out since it was locked. */
+/** Put a node where evictable leaves are, or move it there, if it is one. Else take it out. A
+ * locked one is out since it was locked. */
 static inline void kvt_leaf_check(struct kvt_core *core, uint32_t node)
 {
 	if (core->leaves_ordered && core->nodes[node].lock_ref == 0)
