@@ -154,6 +154,11 @@ def _refused_metric(labels: dict[str, str]) -> Any:
                    "once, by the daemon's first reason.", [*labels, "reason"])
 
 
+def _wish(req: Any) -> int:
+    """Tokens that a request may still generate."""
+    return max(int(req.sampling_params.max_new_tokens) - len(req.output_ids), 0)
+
+
 class KvtrunkCache(BasePrefixCache):
     """The prefix cache of one scheduler."""
 
@@ -388,8 +393,7 @@ class KvtrunkCache(BasePrefixCache):
 
     def _missing(self, adder: Any, req: Any, length: int) -> int:
         """Positions that SGLang's own rule finds too few, for a request with its longest answer."""
-        wish = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
-        total = length - req.prefix_len + min(wish, CLIP_MAX_NEW_TOKENS) + self.page_size
+        total = length - req.prefix_len + min(_wish(req), CLIP_MAX_NEW_TOKENS) + self.page_size
         return math.ceil(total - adder.rem_total_tokens + 1)
 
     def _recover(self) -> bool:
@@ -421,8 +425,8 @@ class KvtrunkCache(BasePrefixCache):
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
-        # Without room for its first drafts it would be retracted behind its prompt, and taken again.
-        ahead = self.allocator.drafted(length)
+        # Without room for its first step it would be retracted behind its prompt, and taken again.
+        ahead = self.allocator.decoded(length) if _wish(req) > 1 else 0
         most = self._most(req, length)
         if most < self.page_size:  # it computes all, and publishes it
             return self.leases.begin(req.rid, space, keys, length, reuse=False, ahead=ahead)

@@ -419,10 +419,11 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
             [req], reserve=get_alloc_reserve_per_decode(), page_size=self.page_size)
         return int(end)
 
-    def drafted(self, length: int) -> int:
-        """Positions that the first decode step has drafts in, behind a sequence of this length."""
+    def decoded(self, length: int) -> int:
+        """Positions that the first decode step writes, behind a sequence of this length: drafts, too.
+        """
         if _drafts.algorithm() is None:
-            return 0
+            return 1
         return -(-(length + get_alloc_reserve_per_decode()) // self.page_size
                  ) * self.page_size - length
 

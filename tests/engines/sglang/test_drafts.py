@@ -12,6 +12,7 @@ import torch
 from conftest import geometry
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
 from kills import kill_at, order  # noqa: F401
+from lone import run_out
 
 from kvtrunk import testing
 from kvtrunk._pages import Pattern
@@ -226,22 +227,7 @@ def test_a_lone_request_that_finds_no_more_room_is_given_back_once(daemon, engin
     private, a, _ = engines
     text = prompt(next(SEEDS) * 9, 108)
     expected = private.generate(text, max_tokens=100)[0]["tokens"]
-
-    def given_back():  # as the first rank logs it
-        return sum("Retract requests" in line and " TP1]" not in line
-                   for line in a.said().splitlines())
-
-    before = given_back()
-    with daemon.connect(any_geometry=True) as other:
-        held = other.alloc((POSITIONS - 144) // kind.page - 1)
-        a.ask(do="generate", prompts=[text], max_tokens=100)
-        until(lambda: given_back() > before)
-        refused, looks = other.counters().refusals, iter(range(50))
-        until(lambda: given_back() > before + 1 or other.counters().refusals > refused
-              or next(looks, None) is None)  # or it waits, and asks for nothing
-        other.free(held)
-    assert a.answer()[0]["tokens"] == expected
-    assert given_back() == before + 1
+    assert run_out(daemon, a, (POSITIONS - 144) // kind.page - 1, text) == (expected, 1)
     expect_nothing_held(daemon)
 
 

@@ -8,6 +8,7 @@ import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
+from lone import run_out
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -83,6 +84,15 @@ def test_a_request_runs_on_what_another_leaves(daemon, engines):
             while observer.counters().private_pages == held:
                 pass
         assert b.answer()[0]["tokens"] == expected
+    expect_nothing_held(daemon)
+
+
+def test_a_lone_request_that_finds_no_more_room_is_given_back_once(daemon, engines):
+    """It continues when there is room for its next token."""
+    private, _, b = engines
+    text = prompt(next(SEEDS), 108)
+    expected = private.generate(text, max_tokens=100)[0]["tokens"]
+    assert run_out(daemon, b, PAGES - 1 - 9, text) == (expected, 1)
     expect_nothing_held(daemon)
 
 
