@@ -56,7 +56,6 @@ int kvtpy_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t
 int kvtpy_start(struct kvt_client *client, const struct kvt_request *begin,
 		struct kvtpy_got *got);
 int kvtpy_submit(struct kvt_client *client, struct kvtpy_got *got, struct kvtpy_call *call);
-int kvtpy_ask(struct kvt_client *client, struct kvtpy_call *call);
 int kvtpy_reap(struct kvt_client *client, struct kvtpy_batch *batch, int min, int max);
 int kvtpy_adopt(struct kvt_client *client, struct kvtpy_batch *batch, uint32_t n_keys,
 		struct kvtpy_got *got);
@@ -206,18 +205,6 @@ int kvtpy_submit(struct kvt_client *client, struct kvtpy_got *got, struct kvtpy_
 	call->submitted = rc == 0;
 	if (got && call->request.op == KVT_OP_END && rc != -EAGAIN && rc != -EBUSY)
 		got->seq = NULL;
-	return rc;
-}
-
-/* Submit a BEGIN that is refused instead of waiting. */
-int kvtpy_ask(struct kvt_client *client, struct kvtpy_call *call)
-{
-	struct kvt_request request = call->request;
-	int rc;
-
-	request.ttl_ms = 0;
-	rc = kvt_submit(client, &request);
-	call->submitted = rc == 0;
 	return rc;
 }
 

@@ -37,7 +37,7 @@ _ASK_MOST = 8  # of them at a time
 _KEEP_S = 0.05  # between two looks of the thread that gives back
 _WAIT, _ANNOUNCED = lib.KVT_F_WAIT, lib.KVT_REASON_ANNOUNCED
 _running_loop = asyncio._get_running_loop
-_new, _CALL = ffi.new, ffi.typeof("struct kvtpy_call *")
+_new, _CALL, _KEYS = ffi.new, ffi.typeof("struct kvtpy_call *"), ffi.typeof("uint32_t[]")
 
 
 class Call:
@@ -53,8 +53,10 @@ class Call:
     """A begin's: when it waits for others no longer."""
     ready = False
     """It may wait in the queue."""
+    waits = False
+    """A begin's: it is, or was, one of Answers._waits."""
     asked = False
-    """A begin's: it was submitted to be refused instead of waiting, and stays in the queue."""
+    """It is asked once more whether it has to."""
     done = False
     value: Optional[AsyncSequence] = None
     error: Optional[BaseException] = None
@@ -99,12 +101,18 @@ class Call:
         """A begin's, when nothing waits for it any more."""
         self._answers.abandon(self)
 
+    def wait(self, wait_ms: int) -> None:
+        """A begin's: how long it may wait for others, from now on."""
+        self.request.flags |= _WAIT
+        self.request.ttl_ms = wait_ms
+        self.until = time.monotonic() + wait_ms / 1000
+
     def own_keys(self) -> None:
         """Copy the keys, which the caller may change before there is room."""
-        request = self.request
-        if request.n_keys:
-            keys = ffi.new("uint32_t[]", request.n_keys)
-            ffi.memmove(keys, request.keys, 4 * request.n_keys)
+        if self.keys is not None and not self.ready:
+            request = self.request
+            keys = _new(_KEYS, request.n_keys)
+            ffi.memmove(keys, self.keys, 4 * request.n_keys)
             request.keys = self.keys = keys
         self.ready = True
 
@@ -123,7 +131,9 @@ class Answers(Owner):
         """Those without an answer, by number."""
         self._queue: collections.deque[Call] = collections.deque()
         self._begins: collections.deque[Call] = collections.deque()
-        self._ask_at = 0.0  # when to ask next, and from which one of _begins
+        self._waits: collections.deque[Call] = collections.deque()
+        """Begins for which there is no room: they have to wait for others, or had none for long."""
+        self._ask_at = 0.0  # when to ask next, and from which one of _waits
         self._ask_from = 0
         # By the loop's id. The loop holds the watch.
         self._watches: weakref.WeakValueDictionary[int, _Watch] = weakref.WeakValueDictionary()
@@ -147,17 +157,24 @@ class Answers(Owner):
 
         A call is in the queue until C says that it was submitted. So a signal's handler that raises
         here does not lose it, nor submit it twice.
+
+        Begins that wait may take half of the room. Beyond that, a begin is submitted without time to
+        wait: one that has to is refused, and is then one of _waits.
         """
-        queue = self._begins if call.sequence is None else self._queue
+        begin = call.sequence is None
+        queue = self._begins if begin else self._queue
         call.request.user_data = call.number  # a store was asked by another one
         self._calls[call.number] = call
         queue.append(call)
-        if queue[0] is call and self._submit(call) == 0:
+        first = queue[0] is call
+        if first and not (begin and self._waits) and self._submit(call) == 0:
             queue.popleft()
         else:
             call.own_keys()
-            if call.sequence is None:
-                self._ask(call)
+            if begin:
+                call.request.ttl_ms = 0
+                if first and self._submit(call) == 0:
+                    queue.popleft()
         loop = _running_loop()
         if loop is not None and not call.done:
             self.watch(loop).look_soon()
@@ -178,12 +195,11 @@ class Answers(Owner):
         """0: submitted, or refused, which is its answer. Else no room: EAGAIN, or for now none on
         its sequence: EBUSY."""
         got = ffi.NULL if call.sequence is None else call.sequence._got
-        code = lib.kvtpy_submit(self._client._handle, got, call.native)
-        if code in (_EAGAIN, _EBUSY):
-            return int(code)
-        if code != 0:
-            call.refused = True
-            self._finish(call, None, self._client._failure(code))
+        code: int = lib.kvtpy_submit(self._client._handle, got, call.native)
+        if code in (0, _EAGAIN, _EBUSY):
+            return code
+        call.refused = True
+        self._finish(call, None, self._client._failure(code))
         return 0
 
     def _submit_queued(self) -> None:
@@ -193,15 +209,27 @@ class Answers(Owner):
             queue.popleft()
         if code == _EBUSY:
             self._submit_around()
-        while self._begins and self._submit_begin(self._begins[0]):
+        for begins in self._waits, self._begins:
+            while begins and self._submit_begin(begins[0]):
+                begins.popleft()
+        if (self._waits or self._begins) and time.monotonic() >= self._ask_at:
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Ask some of the begins for which there is no room whether they still have to wait."""
+        self._ask_at = time.monotonic() + _ASK_S
+        if self._begins:  # its keys may need more room than begins that wait leave
+            self._wait(self._begins[0])
             self._begins.popleft()
-        if self._begins and time.monotonic() >= self._ask_at:
-            self._ask_at = time.monotonic() + _ASK_S
-            self._begins = collections.deque(call for call in self._begins if not call.done)
-            at = self._ask_from if self._ask_from < len(self._begins) else 0
-            self._ask_from = at + _ASK_MOST
-            for call in list(itertools.islice(self._begins, at, at + _ASK_MOST)):
-                self._ask(call)
+        self._waits = collections.deque(call for call in self._waits if not call.done)
+        at = self._ask_from if self._ask_from < len(self._waits) else 0
+        self._ask_from = at + _ASK_MOST
+        for call in list(itertools.islice(self._waits, at, at + _ASK_MOST)):
+            if (call.ready and call.request.flags & _WAIT and
+                    not (call.native.submitted or call.done or call.abandoned)):
+                call.asked = True
+                call.request.ttl_ms = 0
+                self._submit(call)
 
     def _submit_around(self) -> None:
         """Submit calls behind one that has to wait for another one of its sequence."""
@@ -246,7 +274,7 @@ class Answers(Owner):
         return 0
 
     def _submit_begin(self, call: Call) -> bool:
-        """Submit a begin that was queued: it has waited a part of its time already. False: no room."""
+        """Submit a begin that was queued. False: no room."""
         if call.done:
             return True
         if call.native.submitted:
@@ -256,20 +284,16 @@ class Answers(Owner):
             return True
         call.asked = False
         request = call.request
-        if request.flags & _WAIT:
-            left = int(1000 * (call.until - time.monotonic()))
-            request.ttl_ms = min(request.ttl_ms, max(0, left))
-            if left <= 0:
+        if call.waits and request.flags & _WAIT:
+            request.ttl_ms = max(0, int(1000 * (call.until - time.monotonic())))
+            if not request.ttl_ms:
                 request.flags &= ~_WAIT
         return self._submit(call) == 0
 
-    def _ask(self, begin: Call) -> None:
-        """Begins that wait may hold all the room there is for those, also cancelled ones. One that
-        need not wait passes them: it is refused if it must."""
-        if (begin.ready and begin.request.flags & _WAIT and
-                not (begin.native.submitted or begin.done or begin.abandoned)):
-            begin.asked = True
-            lib.kvtpy_ask(self._client._handle, begin.native)
+    def _wait(self, begin: Call) -> None:
+        if not begin.waits:
+            self._waits.append(begin)  # first: a signal's handler may raise, and this run twice
+            begin.waits = True
 
     # ---- answers
 
@@ -278,8 +302,9 @@ class Answers(Owner):
         client, call = self._client, self._calls.get(native.user_data)
         if call is None:
             return False
-        if call.asked and native.error == _EAGAIN and native.reason == _ANNOUNCED:
-            call.native.submitted = False  # first: this may run twice
+        if native.error == _EAGAIN and native.reason == _ANNOUNCED and not call.done:
+            self._wait(call)
+            call.native.submitted = False  # before the answer is gone: this may run twice
             lib.kvtpy_handled(client._handle, client._batch, ffi.NULL)
             return True
         if not call.done:
@@ -328,7 +353,7 @@ class Answers(Owner):
         while client._take(client._handle, 0, 64) == 64:
             pass
         client._end_orphans()
-        if self._queue or self._begins:
+        if self._queue or self._begins or self._waits:
             self._submit_queued()
         return client._check(lib.kvt_client_arm(client._handle)) > 0
 
@@ -341,6 +366,7 @@ class Answers(Owner):
         waiting = list(self._calls.values())
         self._queue.clear()
         self._begins.clear()
+        self._waits.clear()
         watches = list(self._watches.values())
         self._watches.clear()
         self._last = _no_watch
@@ -377,7 +403,7 @@ class Answers(Owner):
                 watch.loop.call_later(_RETRY_S, watch.look_soon)
             elif client._handle is not None and self.take_all():
                 watch.look_soon()
-            if self._begins:
+            if self._begins or self._waits:
                 watch.look_in(_ASK_S)
         except Error as error:
             self.end(error)
@@ -507,7 +533,8 @@ def _wake(future: asyncio.Future[None]) -> bool:
     """Wake a waiter. False: its loop has ended."""
     loop = future.get_loop()
     if _running_loop() is loop:
-        _settle(future)
+        if not future.done():
+            future.set_result(None)
         return True
     try:
         loop.call_soon_threadsafe(_settle, future)

@@ -301,31 +301,36 @@ class Namespace(Owner):
         """
         client = self._client
         keys, n = keys_of(tokens)
-        with client._lock:
-            call = _aio.Call(client._answers(), keys, None)
-        request = call.request
-        self._fill(request, lib.KVT_OP_BEGIN, keys, n,
-                   (_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
-                   (_OWN_STREAM if own_stream else 0))
-        request.arg = count_of(extra, "extra")
-        request.point = count_of(point, "point")
-        request.min_positions = count_of(min_positions, "min_positions")
+        flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
+                 (_OWN_STREAM if own_stream else 0))
+        for number, what in (extra, "extra"), (point, "point"), (min_positions, "min_positions"):
+            count_of(number, what)
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
-        if wait_ms > 0:
-            if (asked := client._ask_store(ffi.addressof(request))) is not None:
-                call.own_keys()
-                wait_ms = min(wait_ms, await client._store_wait(asked) or wait_ms)
-            request.flags |= lib.KVT_F_WAIT
-            request.ttl_ms = wait_ms
-            call.until = time.monotonic() + wait_ms / 1000
+        call: Optional[_aio.Call] = None
+        asked: Optional[_Asked] = None
         try:
             with client._lock:
-                client._answers().start(call)
+                answers = client._answers()
+                call = _aio.Call(answers, keys, None)
+                request = call.request
+                self._fill(request, lib.KVT_OP_BEGIN, keys, n, flags)
+                request.arg, request.point, request.min_positions = extra, point, min_positions
+                if wait_ms > 0:
+                    asked = client._ask_store(ffi.addressof(request))
+                    call.wait(wait_ms)
+                if asked is None:
+                    answers.start(call)
+            if asked is not None:
+                call.own_keys()
+                call.wait(min(wait_ms, await client._store_wait(asked) or wait_ms))
+                with client._lock:
+                    client._answers().start(call)
             sequence: Any = await call
         except Error:
             raise
         except BaseException:  # cancelled, or the loop ended
-            call.abandon()
+            if call is not None:
+                call.abandon()
             raise
         sequence._own.left = "a kvtrunk.AsyncSequence was not ended"
         return sequence  # type: ignore[no-any-return]
@@ -581,18 +586,16 @@ class Client(Owner):
             out.user_data = 0
 
     def _ask_store(self, begin: Any) -> Optional[_Asked]:
-        """Ask a store for what the pool lacks of a begin. None: it was not asked."""
+        """Ask a store for what the pool lacks of a begin. None: it was not asked. With the lock."""
         if not self._fetches:
             return None
-        with self._lock:
-            if self._handle is None:
-                raise Closed("the client was closed")
-            if self._asked:
-                self._take_fetched()  # of begins that were cancelled meanwhile
-            number = self._ask(begin)
-            if number:
-                asked = self._asked[number] = _Asked()
-        return asked if number else None
+        if self._asked:
+            self._take_fetched()  # of begins that were cancelled meanwhile
+        number = self._ask(begin)
+        if not number:
+            return None
+        asked = self._asked[number] = _Asked()
+        return asked
 
     async def _store_wait(self, asked: _Asked) -> int:
         """How long a begin waits for a load at most, in ms. 0: there is none."""
@@ -1055,8 +1058,9 @@ class Client(Owner):
         batch = self._batch
         self._slow = True
         n = int(self._check(lib.kvtpy_reap(handle, batch, wanted, min(most, _REAP))))
+        answers = batch.answers
         for _ in range(n):
-            answer = batch.answers[batch.at]
+            answer = answers[batch.at]
             number = answer.user_data
             if number & 1:
                 self._answered(handle, number, answer)

@@ -392,7 +392,8 @@ class AsyncSequence(_Held):
         """Make a call. Returns it, and the number to report when its outcome has been seen."""
         client = self._client
         with client._lock:
-            call = _aio.Call(client._answers(), None, self)
+            answers = client._answers()
+            call = _aio.Call(answers, None, self)
             request = call.request
             request.op, request.arg = op, n
             request.fence.slot, request.fence.value = _IDLE if fence is None else fence
@@ -411,7 +412,7 @@ class AsyncSequence(_Held):
                 self._ends = True
             elif op == lib.KVT_OP_COMMIT:
                 self._attached = False
-            client._answers().start(call)
+            answers.start(call)
         return call, number
 
     def _place(self, at: Optional[int]) -> int:

@@ -449,6 +449,27 @@ def test_begins_that_need_not_wait_pass_those_that_do(world, cancelled):
     world.forget()
 
 
+def test_a_begin_with_more_keys_than_there_is_room_for_holds_up_none():
+    """Begins that wait hold a part of the area for keys."""
+    async def main(world):
+        ours, theirs = (client.namespace(salt="run") for client in (world.client, world.other))
+        of_p = theirs.begin(P)
+        waiting = [asyncio.ensure_future(ours.begin_async(P)) for _ in range(8)]
+        while world.other.stats().waits < 8:
+            await asyncio.sleep(0)
+        large = asyncio.ensure_future(ours.begin_async(range(3000)))
+        await asyncio.sleep(0)  # its first step
+        await (await ours.begin_async([1, 2, 3])).end()
+        assert not large.done()
+        of_p.end(len(P))
+        for each in *waiting, large:
+            await (await each).end()
+
+    with world_of({"n_pages": 1024}, keys_count=4096) as world:
+        asyncio.run(main(world))
+        assert world.leases_left() == 0
+
+
 def test_keys_after_a_cancelled_call_need_their_place(world):
     async def main():
         sequence = await world.client.namespace(salt="run").begin_async(P[:48], 48)
