@@ -143,7 +143,7 @@ enum kvt_list_size {
 	  KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS | KVT_TAKES_LIST | KVT_TAKES_ARG |         \
 	  KVT_TAKES_HANDLE | KVT_TAKES_DEADLINE | KVT_TAKES_POINT | KVT_TAKES_MIN,        \
 	  KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT | KVT_F_OWN_STREAM | \
-	  KVT_F_ROOT_KEY | KVT_F_NO_PAGES,                                                \
+	  KVT_F_ROOT_KEY | KVT_F_NO_PAGES | KVT_F_UNCOUNTED,                              \
 	  KVT_LIST_BEGUN,                                                                 \
 	  W(matched) W(reusable) W(announced) W(evicted))                                 \
 	X(COMMIT, commit,                                                                 \

@@ -338,7 +338,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 	uint32_t n_positions = ask->positions + n_keys;
 	struct kvt_request begin = {
 		.op = KVT_OP_BEGIN,
-		.flags = KVT_F_FULL, /* the last page, too */
+		.flags = KVT_F_FULL | KVT_F_UNCOUNTED, /* the last page, too */
 		.keys = keys,
 		.n_keys = n_keys,
 		.handle = { ask->node, ask->generation, ask->positions },

@@ -788,8 +788,9 @@ int kvt_op_begin(struct kvt_core *core, struct kvt_op_context *op)
 	if (core->n_sides > 0)
 		write_sides(core, node, plan.reuse, list);
 
-	kvt_tally_begun(core, op->session, sqe->namespace_id, plan.n_keys, plan.reuse * core->ps);
-	core->count->shared_hit_positions += shared;
+	if (!(sqe->flags & KVT_F_UNCOUNTED))
+		kvt_tally_begun(core, op->session, sqe->namespace_id, plan.n_keys,
+				plan.reuse * core->ps, shared);
 	op->cqe->lease = id;
 	op->cqe->lease_generation = lease->generation;
 	if (plan.matched > 0 && !(sqe->flags & KVT_F_FORCE_MISS)) {

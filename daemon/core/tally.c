@@ -20,10 +20,11 @@ static void add_begun(struct kvt_core *core, struct kvt_tally *tally, uint32_t p
 }
 
 void kvt_tally_begun(struct kvt_core *core, uint32_t session, uint32_t namespace_id,
-		     uint32_t positions, uint32_t hits)
+		     uint32_t positions, uint32_t hits, uint32_t shared)
 {
 	core->count->input_positions += positions;
 	core->count->hit_positions += hits;
+	core->count->shared_hit_positions += shared;
 	add_begun(core, kvt_tally_session(core, session), positions, hits);
 	add_begun(core, kvt_tally_namespace(core, namespace_id), positions, hits);
 }

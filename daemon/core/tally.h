@@ -30,9 +30,9 @@ static inline struct kvt_tally *kvt_tally_namespace(const struct kvt_core *core,
 
 /** Begin a row, of a record that is taken. */
 void kvt_tally_clear(struct kvt_core *core, struct kvt_tally *tally);
-/** Count a BEGIN that was served, for the instance, too. */
+/** Count a BEGIN that was served, for the instance, too. `shared` of its hits others sealed. */
 void kvt_tally_begun(struct kvt_core *core, uint32_t session, uint32_t namespace_id,
-		     uint32_t positions, uint32_t hits);
+		     uint32_t positions, uint32_t hits, uint32_t shared);
 /** Count pages that became cached. */
 void kvt_tally_sealed(struct kvt_core *core, uint32_t session, uint32_t namespace_id, uint32_t n);
 /** Count an operation that was refused, if its reason is one that is counted. */

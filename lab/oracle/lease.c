@@ -393,12 +393,14 @@ int lease_begin(struct kvt_oracle *o)
 
 		run_want_handle(o, m->id, run->want.begin.matched);
 	}
-	o->counters.input_positions += b.n_keys;
-	o->counters.hit_positions += run->want.begin.reusable;
 	for (uint32_t i = 0; i < b.reuse; i++)
 		if (o->pages[lease->table[i]].sealer != o->sessions[run->record->session].number)
 			shared += ps;
-	o->counters.shared_hit_positions += shared;
+	if (!(run->record->sqe.flags & KVT_F_UNCOUNTED)) {
+		o->counters.input_positions += b.n_keys;
+		o->counters.hit_positions += run->want.begin.reusable;
+		o->counters.shared_hit_positions += shared;
+	}
 	return o->config.n_sides ? want_sides(o, lease, b.reuse, shared) : 0;
 }
 

@@ -28,7 +28,8 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 			    .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .fence = 1,
 			    .weight = 1 },
 	[KVT_OP_BEGIN] = { .flags = KVT_F_FULL | KVT_F_FORCE_MISS | KVT_F_WAIT | KVT_F_NO_WAIT |
-				   KVT_F_OWN_STREAM | KVT_F_ROOT_KEY | KVT_F_NO_PAGES,
+				   KVT_F_OWN_STREAM | KVT_F_ROOT_KEY | KVT_F_NO_PAGES |
+				   KVT_F_UNCOUNTED,
 			   .ns = 1, .keys = 1, .list = 1, .arg = 1, .handle = 1, .deadline = 1 },
 	[KVT_OP_COMMIT] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_NO_LIST | KVT_F_SIDES,
 			    .keys = 1, .list = 1, .arg = 1, .lease = 1, .fence = 1 },
@@ -751,7 +752,8 @@ static void add_tally(struct kvt_oracle *o, struct kvt_tally *tally)
 	const struct kvt_sqe *sqe = &run->record->sqe;
 
 	tally->inserted_pages += run->sealed;
-	if (sqe->op != KVT_OP_BEGIN || run->want.result || !run->want.lease)
+	if (sqe->op != KVT_OP_BEGIN || run->want.result || !run->want.lease ||
+	    sqe->flags & KVT_F_UNCOUNTED)
 		return;
 	tally->input_positions += sqe->positions + sqe->n_keys;
 	tally->hit_positions += run->want.begin.reusable;

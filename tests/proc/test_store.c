@@ -107,6 +107,7 @@ static void keep(const uint32_t *keys)
 TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
 {
 	struct kvt_store_status status;
+	struct kvt_counters counters;
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 1);
@@ -119,6 +120,10 @@ TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
 	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
 	/* All but the last page is reused, and its bytes are right. */
 	kvt_test_equal(serve(keys), N - PAGE);
+	/* The hits are the client's: the load is no request. */
+	kvt_test_equal(kvt_stats(own.worker, &counters), 0);
+	kvt_test_equal(counters.input_positions, 2 * N);
+	kvt_test_equal(counters.hit_positions, N - PAGE);
 }
 
 /* Cache a prompt with a time to live, 0: none. */

@@ -407,6 +407,8 @@ static void op_begin(struct shot *shot)
 		shot->sqe.flags |= KVT_F_FULL;
 	if (sim_chance(sim, 100))
 		shot->sqe.flags |= KVT_F_FORCE_MISS;
+	if (sim_chance(sim, 50))
+		shot->sqe.flags |= KVT_F_UNCOUNTED;
 	if (sim_chance(sim, 150))
 		shot->sqe.priority = (int32_t)sim_between(sim, 1, 4 * ps);
 	if (sim_chance(sim, 2))
