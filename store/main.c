@@ -179,6 +179,19 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 	}
 }
 
+/* Refuse options of a file or a helper that is not given. */
+static bool misplaced(const struct kvt_store_options *options, const char *of_file,
+		      const char *of_helper)
+{
+	bool no_file = of_file && !options->file.path;
+
+	if (!no_file && (!of_helper || options->remote.command))
+		return false;
+	fprintf(stderr, "kvtstored: --%s needs --%s\n", no_file ? of_file : of_helper,
+		no_file ? "file" : "helper");
+	return true;
+}
+
 /* Read the options. -1: continue; else the exit code. */
 static int parse_options(struct kvt_store_options *options, int argc, char **argv)
 {
@@ -202,7 +215,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
-	const char *allowed;
+	const char *allowed, *of_file = NULL, *of_helper = NULL; /* options that need one */
 	bool bench = false;
 	int option, at = 0;
 
@@ -230,6 +243,10 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			return KVT_EXIT_USAGE;
 		default:
 			allowed = parse_value(options, option, optarg);
+			if (!allowed && (option == 'a' || option == 'd'))
+				of_file = words[at].name;
+			if (!allowed && (option == 'w' || option == 'y'))
+				of_helper = words[at].name;
 			if (!allowed)
 				break;
 			fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n",
@@ -246,7 +263,8 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		fprintf(stderr, "kvtstored: --file and --file-bytes need each other\n");
 		return KVT_EXIT_USAGE;
 	}
-	return bench ? kvt_store_bench(&options->file) : -1;
+	return misplaced(options, of_file, of_helper) ? KVT_EXIT_USAGE :
+	       bench ? kvt_store_bench(&options->file) : -1;
 }
 
 /* Count an event of an instance, and tell the main thread. */
@@ -709,6 +727,7 @@ static int run(struct all *all)
 
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGHUP, &action, NULL); /* of a terminal that is closed */
 	rc = add_sides(all, &why);
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);

@@ -345,6 +345,12 @@ int main(int argc, char **argv)
 	sigaddset(&signals, SIGALRM);
 	sigprocmask(SIG_BLOCK, &signals, NULL); /* before the serving thread is created */
 	signal(SIGPIPE, SIG_IGN);
+	if (server.per_namespace && !server.page.page.labels &&
+	    strncmp(server.listen, "unix:", 5) != 0) {
+		fputs("kvtmetricsd: --per-namespace tells digests and labels of namespaces, which "
+		      "on TCP needs --labels: every local user can look\n", stderr);
+		return KVT_EXIT_USAGE;
+	}
 	server.fd = strncmp(server.listen, "unix:", 5) == 0
 			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
 	if (server.fd < 0)

@@ -1193,7 +1193,7 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
     clients`. geometry, fingerprint: what your pages hold; a daemon that has one refuses a session
     that names neither, unless any_geometry: it writes no page, or follows Pool.layer() for any
-    geometry. observe: no session. Times are seconds: timeout of each waiting call (none), begin_wait
+    geometry. observe: no session. Times are seconds: timeout of each call that blocks (none), begin_wait
     for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
     connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and

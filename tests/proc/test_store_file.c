@@ -266,6 +266,17 @@ TEST_WITH(a_store_that_was_restarted_has_all_it_had, start, stop)
 	}
 }
 
+TEST_WITH(a_store_whose_terminal_is_closed_writes_what_it_has, start, stop)
+{
+	keep(1);
+	kvt_test_peer_close(&own.peer);
+	kvt_test_equal(kill(own.store.pid, SIGHUP), 0);
+	kvt_test_equal(kvt_test_store_wait(&own.store), 0);
+	end_worker();
+	start_store("16M");
+	kvt_test_equal(kvt_test_store_status(&own.peer).file_pages, PAGES);
+}
+
 TEST_WITH(a_machine_that_was_restarted_has_all_it_had, start, stop)
 {
 	keep(PROMPTS);
@@ -587,6 +598,8 @@ TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)
 		{ "--file-bytes 1M", "need each other" },
 		{ "--file /tmp/x --file-bytes 1M --file-write-bytes 0", "a size above 0" },
 		{ "--file-admit used", "limit it with --file-write-bytes" },
+		{ "--file-write-bytes 8M", "file-write-bytes needs --file" },
+		{ "--helper-wait-ms 4", "helper-wait-ms needs --helper" },
 		{ "--file /tmp/x --file-bytes 1M --file-depth 65", "allowed: 1 to 64" },
 		{ "--file /tmp/x --file-bytes 0", "allowed: a size above 0" },
 		{ "--file /tmp --file-bytes 2G --bench", "is there: name a file to make" },
