@@ -58,7 +58,7 @@ enum kvt_sqe_flag {
 	KVT_F_LOCK = 1u << 0,       /* MATCH, INSERT: take a lease on the result */
 	KVT_F_NO_TOUCH = 1u << 1,   /* MATCH without LOCK: leave recency alone */
 	KVT_F_CHUNKED = 1u << 2,    /* INSERT, COMMIT, END: not the last chunk, counts no hit */
-	KVT_F_UNCOUNTED = 1u << 2,  /* BEGIN: no request, as a store's load: counts no positions */
+	KVT_F_UNCOUNTED = KVT_F_CHUNKED, /* BEGIN: a load, which counts no positions */
 	KVT_F_KEEP = 1u << 3,       /* COMMIT, END: duplicates stay private until END */
 	KVT_F_FULL = 1u << 4,       /* BEGIN: do not cap reuse below the number of keys */
 	KVT_F_FORCE_MISS = 1u << 5, /* BEGIN: reuse nothing */
