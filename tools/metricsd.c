@@ -331,6 +331,7 @@ int main(int argc, char **argv)
 	const char *listen_at = getenv("KVTRUNK_METRICS_LISTEN");
 	struct MHD_Daemon *http;
 	sigset_t signals;
+	bool on_unix;
 	int status;
 
 	kvt_stdio_begin("kvtmetricsd");
@@ -345,14 +346,13 @@ int main(int argc, char **argv)
 	sigaddset(&signals, SIGALRM);
 	sigprocmask(SIG_BLOCK, &signals, NULL); /* before the serving thread is created */
 	signal(SIGPIPE, SIG_IGN);
-	if (server.per_namespace && !server.page.page.labels &&
-	    strncmp(server.listen, "unix:", 5) != 0) {
+	on_unix = strncmp(server.listen, "unix:", 5) == 0;
+	if (server.per_namespace && !server.page.page.labels && !on_unix) {
 		fputs("kvtmetricsd: --per-namespace tells digests and labels of namespaces, which "
 		      "on TCP needs --labels: every local user can look\n", stderr);
 		return KVT_EXIT_USAGE;
 	}
-	server.fd = strncmp(server.listen, "unix:", 5) == 0
-			    ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
+	server.fd = on_unix ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
 	if (server.fd < 0)
 		return EXIT_FAILURE;
 	/* The file system decides who opens a unix socket. */

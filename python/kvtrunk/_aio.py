@@ -533,8 +533,7 @@ def _wake(future: asyncio.Future[None]) -> bool:
     """Wake a waiter. False: its loop has ended."""
     loop = future.get_loop()
     if _running_loop() is loop:
-        if not future.done():
-            future.set_result(None)
+        _settle(future)
         return True
     try:
         loop.call_soon_threadsafe(_settle, future)
