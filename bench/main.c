@@ -5,11 +5,12 @@
  * Inputs: the command line. Invariant: the attacks run before this process is bound to a core.
  * Caller: kvtlab bench executes it. */
 
+#include "bench/attacks/attack.h"
 #include "bench/bench.h"
 #include "shm/stdio.h"
+#include "tools/option.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,6 +101,16 @@ static unsigned int parse_part(const char *name)
 	exit(2);
 }
 
+static const char *attack_named(const char *name)
+{
+	for (unsigned int i = 0; i < n_attacks; i++)
+		if (!strcmp(name, attacks[i].name))
+			return name;
+	fprintf(stderr, "kvtbench: there is no attack '%s'; the part attacks runs and names "
+		"all\n", name);
+	exit(2);
+}
+
 /* The first core that is allowed for the clients, the last one for the daemon. */
 static void choose_cpus(struct bench_options *options)
 {
@@ -131,7 +142,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 	unsigned int wanted = 0;
 	int c;
 
-	while ((c = getopt_long(argc, argv, "h", longs, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, longs, NULL)) >= 0) {
 		switch (c) {
 		case 'q':
 			options->quick = true;
@@ -148,12 +159,13 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			break;
 		case 'a':
 			options->data = optarg;
-			if (access(optarg, R_OK | X_OK))
-				bench_die("--data %s: %s; without it a trace is generated", optarg,
-					  strerror(errno));
-			break;
+			if (access(optarg, R_OK | X_OK) == 0)
+				break;
+			fprintf(stderr, "kvtbench: --data %s: %s; without it a trace is "
+				"generated\n", optarg, strerror(errno));
+			exit(2);
 		case 'A':
-			options->attack = optarg;
+			options->attack = attack_named(optarg);
 			break;
 		case 'h':
 			usage();

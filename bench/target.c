@@ -203,12 +203,18 @@ static void open_daemon(struct bench_target *target, uint32_t n_pages)
 	const char *flags[] = { pages, "--page_size=64", "--page_bytes=4096",
 				"--max_private_pages=0", "--log_level=error",
 				target->spin_us == BENCH_SPIN_DEFAULT ? NULL : spin, NULL };
+	int rc;
 
 	snprintf(pages, sizeof(pages), "--n_pages=%u", n_pages);
 	snprintf(spin, sizeof(spin), "--spin_budget_us=%lld", (long long)target->spin_us);
-	if (kvt_own_daemon_start(&target->daemon, target->options->daemon, flags,
-				 target->unbound ? -1 : target->options->daemon_cpu, why,
-				 sizeof(why)))
+	rc = kvt_own_daemon_start(&target->daemon, target->options->daemon, flags,
+				  target->unbound ? -1 : target->options->daemon_cpu, why,
+				  sizeof(why));
+	if (rc == -EINVAL) {
+		fprintf(stderr, "kvtbench: %s\n", why);
+		exit(2);
+	}
+	if (rc)
 		bench_die("%s", why);
 	watch_over(&target->daemon);
 	bench_watch(0, target->daemon.pid);

@@ -156,6 +156,12 @@ static void remove_directory(struct kvt_own_daemon *daemon)
 	daemon->cleaner = 0;
 }
 
+/* True for the status of a program that refuses its options, or is not there. */
+static bool is_usage(int status)
+{
+	return status == 2 || status == 126 || status == 127;
+}
+
 static int start(struct kvt_own_daemon *daemon, const char *program, const char *const *flags,
 		 int cpu, char *why, size_t why_bytes)
 {
@@ -188,6 +194,8 @@ static int start(struct kvt_own_daemon *daemon, const char *program, const char 
 		else
 			snprintf(why, why_bytes, "%s did not start; its own message is above",
 				 program);
+		if (WIFEXITED(status) && is_usage(WEXITSTATUS(status)))
+			rc = -EINVAL;
 	}
 	return rc;
 }

@@ -22,8 +22,8 @@ struct kvt_own_daemon {
 
 /** Start kvtrunkd and wait for READY. `flags`: its flags, NULL-terminated, without socket and
  * directory. `program` NULL: kvtrunkd beside this program, else from PATH. `cpu` -1: any. Errors,
- * with a sentence in `why`: -ENOENT no such program, -ECHILD it ended by itself (stderr has its
- * reason). */
+ * with a sentence in `why`: -EINVAL there is no such program, or it refused its flags; -ECHILD it
+ * ended by itself (stderr has its reason). */
 int kvt_own_daemon_start(struct kvt_own_daemon *daemon, const char *program,
 			 const char *const *flags, int cpu, char *why, size_t why_bytes);
 

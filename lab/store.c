@@ -82,6 +82,18 @@ static int await_serving(int said, uint32_t n, char *why, size_t why_bytes)
 	return rc;
 }
 
+/* Wait for the end of a store that does not serve, and tell why. */
+static int end_of(struct kvt_own_store *store)
+{
+	int status = 0;
+
+	while (waitpid(store->pid, &status, 0) < 0 && errno == EINTR)
+		;
+	store->pid = 0;
+	return WIFEXITED(status) && (WEXITSTATUS(status) == 2 || WEXITSTATUS(status) == 127) ?
+	       -EINVAL : -ECHILD;
+}
+
 int kvt_own_store_start(struct kvt_own_store *store, const char *program,
 			const char *const *socket_paths, uint32_t n, const char *const *flags,
 			int cpu, char *why, size_t why_bytes)
@@ -99,6 +111,8 @@ int kvt_own_store_start(struct kvt_own_store *store, const char *program,
 		run_store(program, socket_paths, n, flags, cpu, ends[1], parent);
 	close(ends[1]);
 	rc = await_serving(ends[0], n, why, why_bytes);
+	if (rc == -ECHILD)
+		rc = end_of(store);
 	for (uint32_t i = 0; i < n && rc == 0; i++)
 		rc = kvt_store_path(socket_paths[i], store->paths[i]);
 	if (rc != 0)

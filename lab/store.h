@@ -27,7 +27,8 @@ void kvt_own_store_program(const char *daemon, char *ret_path, size_t bytes);
 
 /** Start kvtstored for these n daemons and wait until it serves all. `flags`: its flags,
  * NULL-terminated, without --socket. `cpu` -1: any, also where this process is bound. Errors, with
- * a sentence in `why`: -ECHILD it did not start. */
+ * a sentence in `why`: -EINVAL there is no such program, or it refused its flags; -ECHILD it did
+ * not start. */
 int kvt_own_store_start(struct kvt_own_store *store, const char *program,
 			const char *const *socket_paths, uint32_t n, const char *const *flags,
 			int cpu, char *why, size_t why_bytes);

@@ -8,7 +8,6 @@
 #include "lab/verify.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"
+#include "tools/option.h"
 #include "tools/progress.h"
 
 #define CHECK_EVERY 5000 /* records between two full recounts */
@@ -182,7 +182,7 @@ static bool parse(struct verify *v, int argc, char **argv)
 	int option;
 
 	optind = 0;
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, options, NULL)) != -1) {
 		if (option == 'h') {
 			usage(stdout);
 			exit(0);

@@ -106,14 +106,14 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 				      strerror(errno));
 	file->head = none;
 	if (n > 0 && n < (ssize_t)sizeof(file->head))
-		return kvt_store_fail(why, -EINVAL, "%s is no file of a store: choose another "
+		return kvt_store_fail(why, -EDOM, "%s is no file of a store: choose another "
 				      "path, or remove it", file->path);
 	if (n > 0)
 		memcpy(&file->head, file->head_block, sizeof(file->head));
 	if (memcmp(&file->head, &none, sizeof(none)) == 0)
 		return 0;
 	if (memcmp(file->head.magic, HEAD_MAGIC, sizeof(file->head.magic)) != 0)
-		return kvt_store_fail(why, -EINVAL, "%s is no file of a store: choose another "
+		return kvt_store_fail(why, -EDOM, "%s is no file of a store: choose another "
 				      "path, or remove it", file->path);
 	if (file->head.format != FORMAT)
 		return empty(file, why);
@@ -153,7 +153,7 @@ static int open_alone(struct kvt_file *file, bool *ret_made, struct kvt_error *w
 
 	*ret_made = false;
 	if (stat(file->path, &there) == 0 && !S_ISREG(there.st_mode))
-		return kvt_store_fail(why, -EINVAL, "%s is not a regular file: name one on a local "
+		return kvt_store_fail(why, -EDOM, "%s is not a regular file: name one on a local "
 				      "disk", file->path);
 	file->fd = open(file->path, flags);
 	if (file->fd < 0 && errno == ENOENT) {
@@ -481,7 +481,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 
 	if (tier->index.n_entries < KVT_FILE_RAM_PAGES || n_slots == 0) {
 		free(file);
-		return kvt_store_fail(why, -EINVAL, "%s has no room for %u pages of %llu bytes: "
+		return kvt_store_fail(why, -EDOM, "%s has no room for %u pages of %llu bytes: "
 				      "make it larger", n_slots ? "--ram-bytes" : "--file-bytes",
 				      n_slots ? KVT_FILE_RAM_PAGES : 1,
 				      (unsigned long long)tier->record_bytes);

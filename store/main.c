@@ -11,7 +11,6 @@
  * signals, drives the helper, and takes what it and the file have read.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <glob.h>
 #include <poll.h>
 #include <pthread.h>
@@ -32,6 +31,7 @@
 #include "store/bench.h"
 #include "store/serve.h"
 #include "store/why.h"
+#include "tools/option.h"
 #include "tools/store.h"
 #include "tools/util.h"
 
@@ -217,9 +217,9 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	};
 	const char *allowed, *of_file = NULL, *of_helper = NULL; /* options that need one */
 	bool bench = false;
-	int option, at = 0;
+	int option;
 
-	while ((option = getopt_long(argc, argv, "", words, &at)) != -1) {
+	while ((option = kvt_option_next(argc, argv, words, "socket")) != -1) {
 		switch (option) {
 		case 'h':
 			usage(stdout);
@@ -244,13 +244,13 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		default:
 			allowed = parse_value(options, option, optarg);
 			if (!allowed && (option == 'a' || option == 'd'))
-				of_file = words[at].name;
+				of_file = kvt_option_name();
 			if (!allowed && (option == 'w' || option == 'y'))
-				of_helper = words[at].name;
+				of_helper = kvt_option_name();
 			if (!allowed)
 				break;
 			fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n",
-				words[at].name, optarg, allowed);
+				kvt_option_name(), optarg, allowed);
 			return KVT_EXIT_USAGE;
 		}
 	}
@@ -343,7 +343,8 @@ static int begin_session(struct kvt_server *server, const uint64_t before[2])
 	return 0;
 }
 
-/* Connect, if the daemon is there. -EINVAL: it is one that this store cannot serve. */
+/* Connect, if the daemon is there. -EINVAL: it is one that this store cannot serve. -EDOM: none is,
+ * with these options. */
 static int connect_once(struct kvt_server *server)
 {
 	struct kvt_store *store = server->store;
@@ -439,6 +440,8 @@ static int serve_until_stopped(struct kvt_server *server)
 				count(store->host, rc == 0 ? &store->host->n_connected :
 							     &store->host->n_tried);
 			store->tried = true;
+			if (rc == -EDOM)
+				return KVT_EXIT_USAGE;
 			if (rc == -EINVAL && !store->host->options.several)
 				return EXIT_FAILURE;
 			failures = rc == 0 ? 0 : failures + 1;
@@ -737,7 +740,8 @@ static int run(struct all *all)
 		drive_until_stopped(all);
 	stopped = stop_threads(all);
 	release(all);
-	return rc == -ENAMETOOLONG ? KVT_EXIT_USAGE : status ? status : stopped;
+	return rc == -ENAMETOOLONG || stopped == KVT_EXIT_USAGE ? KVT_EXIT_USAGE :
+	       status ? status : stopped;
 }
 
 int main(int argc, char **argv)

@@ -93,7 +93,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 	rc = kvt_tier_init(&host->tier, options->ram_bytes, record_bytes,
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
-		return kvt_store_fail(why, -EINVAL, rc == -EINVAL ?
+		return kvt_store_fail(why, rc == -EINVAL ? -EDOM : -EINVAL, rc == -EINVAL ?
 				      "--ram-bytes has no room for a page of %llu bytes: make it "
 				      "larger" :
 				      "no memory for the index and %llu bytes: make --ram-bytes "

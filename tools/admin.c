@@ -9,6 +9,8 @@
 
 #include "shm/nearest.h"
 #include "tools/records.h"
+#include "tools/socket.h"
+#include "tools/store.h"
 
 int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {
@@ -16,13 +18,26 @@ int kvt_admin_exit(const struct kvt_admin *admin, int error)
 									     : KVT_EXIT_PROBLEM;
 }
 
+void kvt_admin_silent_text(const char *path, int64_t timeout_ns, char *why, size_t bytes)
+{
+	double seconds = (double)timeout_ns / 1e9;
+	int stopped = kvt_socket_stopped(path);
+
+	if (stopped)
+		snprintf(why, bytes, "does not answer within %.3g s: it is stopped, and kill -CONT "
+			 "%d continues it", seconds, stopped);
+	else
+		snprintf(why, bytes, "does not answer within %.3g s: it starts, hangs or is busy "
+			 "(--timeout SECONDS waits longer)", seconds);
+}
+
 static void say_silent(const struct kvt_admin *admin)
 {
-	const char *path = admin->socket_path ? admin->socket_path : getenv("KVTRUNK_SOCKET");
+	const char *path = kvt_daemon_path(admin->socket_path);
+	char why[160];
 
-	fprintf(stderr, "kvtctl: the daemon on %s does not answer within %.3g s: it is stopped, "
-		"hangs or is busy (--timeout SECONDS waits longer)\n",
-		path && *path ? path : "its default socket", (double)admin->timeout_ns / 1e9);
+	kvt_admin_silent_text(path, admin->timeout_ns, why, sizeof(why));
+	fprintf(stderr, "kvtctl: the daemon on %s %s\n", path, why);
 }
 
 static void say_failed(const struct kvt_admin *admin, int error)
@@ -126,6 +141,7 @@ static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_wo
 		at++;
 	if (!options[at].name) {
 		nearest = kvt_admin_nearest(word, option_name, options);
+		kvt_admin_usage(admin);
 		fprintf(stderr, "kvtctl %s: no option '%s'%s%s%s\n", admin->command, word,
 			nearest ? "; did you mean '" : "", nearest ? nearest : "",
 			nearest ? "'?" : "");
@@ -134,8 +150,15 @@ static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_wo
 	if (!options[at].flag && !value && *i + 1 < admin->argc)
 		value = admin->argv[++*i];
 	if (options[at].flag ? value != NULL : !value) {
+		kvt_admin_usage(admin);
 		fprintf(stderr, "kvtctl %s: %s %s\n", admin->command, options[at].name,
 			options[at].flag ? "takes no value" : "needs a value");
+		return -EINVAL;
+	}
+	if (!options[at].flag && *options[at].value) {
+		kvt_admin_usage(admin);
+		fprintf(stderr, "kvtctl %s: %s is given twice: keep one\n", admin->command,
+			options[at].name);
 		return -EINVAL;
 	}
 	if (options[at].flag)
@@ -167,12 +190,13 @@ int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word 
 	return 0;
 }
 
-int kvt_admin_number(const struct kvt_admin *admin, const char *what, const char *text,
+int kvt_admin_number(struct kvt_admin *admin, const char *what, const char *text,
 		     uint64_t least, uint64_t max, uint64_t *ret_number)
 {
 	uint64_t number;
 
 	if (kvt_number_parse(text, strlen(text), max, &number) || number < least) {
+		kvt_admin_usage(admin);
 		fprintf(stderr, "kvtctl %s: %s takes a number from %llu to %llu, not '%s'\n",
 			admin->command, what, (unsigned long long)least, (unsigned long long)max,
 			text);

@@ -36,6 +36,9 @@ struct kvt_admin_option_word {
 /** Connect as an observer, once. 0, or a negative errno after printing why. */
 int kvt_admin_connect(struct kvt_admin *admin);
 
+/** Write why a daemon does not answer in time into `why`. */
+void kvt_admin_silent_text(const char *path, int64_t timeout_ns, char *why, size_t bytes);
+
 /** Send one request without payload. Returns the number of records, or a negative errno after
  * printing why. */
 int kvt_admin_ask(struct kvt_admin *admin, struct kvt_message_admin *request, void *ret_records,
@@ -55,8 +58,9 @@ int kvt_admin_exit(const struct kvt_admin *admin, int error);
  * unchanged. `options` may be NULL. -EINVAL after printing what is wrong. */
 int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word *options,
 		    const char **words, unsigned int max_words);
-/** Read a decimal number of at most `max`. -EINVAL after printing what was expected. */
-int kvt_admin_number(const struct kvt_admin *admin, const char *what, const char *text,
+/** Read a decimal number of at most `max`. -EINVAL after printing the usage and what was expected.
+ */
+int kvt_admin_number(struct kvt_admin *admin, const char *what, const char *text,
 		     uint64_t least, uint64_t max, uint64_t *ret_number);
 /** Find the name nearest to what was typed; NULL: none is near. */
 const char *kvt_admin_nearest(const char *typed, const char *(*name_of)(const void *list, size_t i),

@@ -77,6 +77,11 @@ static void add_instance(struct instances *list, const char *path)
 		rc = kvt_status_read(client, &status, &error);
 	if (client)
 		kvt_client_abandon(client);
+	if (rc == -EPROTOTYPE) /* another program's, as that of kvtmetricsd */
+		return;
+	if (rc == -ETIMEDOUT)
+		kvt_admin_silent_text(path, list->admin->timeout_ns, error.text,
+				      sizeof(error.text));
 	add_row(list, rc == 0 ? status.instance_name : name, path, &status,
 		rc == 0 ? "" : error.text);
 }

@@ -85,18 +85,9 @@ static bool are_one(const struct kvt_store_at *one, const struct kvt_store_at *o
 
 #define N(name) ((unsigned long long)status->name)
 
-/* Times a day that the whole file is written, which is what drives are rated by. */
-static double writes_a_day(const struct kvt_store_status *status)
-{
-	double days = (double)status->uptime_ns / 86400e9;
-
-	return status->file_room_pages && days > 0 ?
-	       (double)status->file_written_pages / (double)status->file_room_pages / days : 0;
-}
-
 static void file_text(const struct kvt_store_status *status)
 {
-	char text[32];
+	char text[80];
 
 	printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in time, %llu "
 	       "read, %llu damaged\n", N(file_pages), N(file_room_pages),
@@ -104,7 +95,7 @@ static void file_text(const struct kvt_store_status *status)
 	       kvt_size_text(status->file_bytes, text, sizeof(text)),
 	       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 	       N(file_bad_pages));
-	printf("  %.1f times its size written a day", writes_a_day(status));
+	printf("  %s", kvt_store_wear_text(status, text, sizeof(text)));
 	if (status->file_budget_bytes)
 		printf("; at most %s a second: %llu pages left unwritten, %llu of them had come "
 		       "back", kvt_size_text(status->file_budget_bytes, text, sizeof(text)),

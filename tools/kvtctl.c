@@ -145,7 +145,7 @@ static void say_unknown(const char *what, const char *word,
 	if (nearest)
 		fprintf(stderr, "kvtctl: no %s '%s'; did you mean '%s'?\n", what, word, nearest);
 	else
-		fprintf(stderr, "kvtctl: no %s '%s'; kvtctl --help lists them\n", what, word);
+		fprintf(stderr, "kvtctl: no %s '%s'; kvtctl --help-all lists them\n", what, word);
 }
 
 /* Find a command. NULL after printing the nearest. */
@@ -325,6 +325,13 @@ static int name_socket(struct invocation *given, const char *name)
 	return 0;
 }
 
+static bool is_twice(bool given, const char *what)
+{
+	if (given)
+		fprintf(stderr, "kvtctl: %s is given twice: keep one\n", what);
+	return given;
+}
+
 /* One of our own options, which may stand anywhere. Negative: it is none; 0: taken; 1: it is
  * wrong, and that was said. */
 static int take_own(struct invocation *given, char **argv, int *i)
@@ -337,17 +344,20 @@ static int take_own(struct invocation *given, char **argv, int *i)
 	}
 	value = value_of("--socket", argv, i);
 	if (value) {
-		given->socket_path = value;
 		if (!*value)
 			fprintf(stderr, "kvtctl: --socket needs a path\n");
-		return !*value;
+		if (!*value || is_twice(given->socket_path, "-i or --socket"))
+			return 1;
+		given->socket_path = value;
+		return 0;
 	}
 	value = value_of("-i", argv, i);
 	if (value)
-		return name_socket(given, value);
+		return is_twice(given->socket_path, "-i or --socket") || name_socket(given, value);
 	value = value_of("--timeout", argv, i);
 	if (value)
-		return read_timeout(value, &given->timeout_ns) != 0;
+		return is_twice(given->timeout_ns, "--timeout") ||
+		       read_timeout(value, &given->timeout_ns) != 0;
 	return -1;
 }
 

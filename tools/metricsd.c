@@ -15,7 +15,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <getopt.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -31,6 +30,7 @@
 #include "shm/commit.h"
 #include "shm/stdio.h"
 #include "tools/metrics.h"
+#include "tools/option.h"
 #include "tools/page_http.h"
 #include "tools/socket.h"
 #include "tools/visitors.h"
@@ -153,11 +153,12 @@ static void serve_until(const sigset_t *signals, struct server *server)
 
 /* ---- where */
 
-static int refuse(struct server *server, const char *why)
+/* Say why nothing is served. Returns the negative exit code. */
+static int refuse(struct server *server, int status, const char *why)
 {
 	fprintf(stderr, "kvtmetricsd: cannot listen on '%s': %s\n", server->listen, why);
 	kvt_name_release(&server->name);
-	return -1;
+	return -status;
 }
 
 static int listen_unix(struct server *server, const char *path)
@@ -167,10 +168,11 @@ static int listen_unix(struct server *server, const char *path)
 	if (rc == 0)
 		fd = kvt_name_bind(&server->name, SOCK_STREAM);
 	if (fd < 0)
-		return refuse(server, rc == -EINVAL ? "the path must have 1 to 107 bytes" :
-			      strerror(-fd));
+		return rc == -EINVAL ?
+		       refuse(server, KVT_EXIT_USAGE, "the path must have 1 to 107 bytes") :
+		       refuse(server, EXIT_FAILURE, strerror(-fd));
 	if (chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
-		return refuse(server, strerror(errno));
+		return refuse(server, EXIT_FAILURE, strerror(errno));
 	fprintf(stderr, "kvtmetricsd: serving /metrics on unix:%s\n", path);
 	return fd;
 }
@@ -219,16 +221,18 @@ static int listen_tcp(struct server *server)
 	int fd, on = 1, error = parse_address(server->listen, &address, &bytes);
 
 	if (error == -EPERM)
-		return refuse(server, "the metrics have no access control of their own: "
+		return refuse(server, KVT_EXIT_USAGE,
+			      "the metrics have no access control of their own: "
 			      "only loopback addresses (127.x, [::1]) and unix sockets are "
 			      "served; put a proxy with access control in front");
 	if (error)
-		return refuse(server, "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH, "
-			      "with numbers, as in " DEFAULT_LISTEN);
+		return refuse(server, KVT_EXIT_USAGE,
+			      "give ADDRESS:PORT, [ADDRESS]:PORT or unix:PATH, with numbers, as "
+			      "in " DEFAULT_LISTEN);
 	fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
 	    bind(fd, (struct sockaddr *)&address, bytes) != 0 || listen(fd, BACKLOG) != 0)
-		return refuse(server, errno == EADDRINUSE
+		return refuse(server, EXIT_FAILURE, errno == EADDRINUSE
 				      ? "the port is taken, perhaps by the metrics of another "
 					"instance: give each its own"
 				      : strerror(errno));
@@ -277,7 +281,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 	uint64_t ms = DEFAULT_TIMEOUT_MS, spaces = 0;
 	int option;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, options, NULL)) != -1) {
 		switch (option) {
 		case 's':
 			server->socket_path = optarg;
@@ -354,7 +358,7 @@ int main(int argc, char **argv)
 	}
 	server.fd = on_unix ? listen_unix(&server, server.listen + 5) : listen_tcp(&server);
 	if (server.fd < 0)
-		return EXIT_FAILURE;
+		return -server.fd;
 	/* The file system decides who opens a unix socket. */
 	server.page.page.labels |= *server.name.path;
 	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,

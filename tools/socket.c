@@ -81,6 +81,44 @@ void kvt_name_release(struct kvt_name *name)
 	*name = (struct kvt_name){ .lock = -1 };
 }
 
+/* The process that called listen(). 0: none answers. */
+static pid_t listener_of(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct ucred peer = { .pid = 0 };
+	socklen_t bytes = sizeof(peer);
+	int fd;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return 0;
+	memcpy(address.sun_path, path, strlen(path));
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return 0;
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	close(fd);
+	return peer.pid;
+}
+
+int kvt_socket_stopped(const char *path)
+{
+	pid_t pid = listener_of(path);
+	char name[40], line[512] = "";
+	const char *state;
+	FILE *file;
+
+	snprintf(name, sizeof(name), "/proc/%d/stat", (int)pid);
+	file = pid > 0 ? fopen(name, "re") : NULL;
+	if (!file)
+		return 0;
+	if (!fgets(line, sizeof(line), file))
+		line[0] = '\0';
+	fclose(file);
+	state = strrchr(line, ')'); /* behind the name, which may have anything in it */
+	return state && (state[2] == 'T' || state[2] == 't') ? (int)pid : 0;
+}
+
 bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd)
 {
 	union {

@@ -26,6 +26,10 @@ int kvt_name_bind(const struct kvt_name *name, int type);
 /** Remove socket and lock, if they are still ours. All zero: do nothing. */
 void kvt_name_release(struct kvt_name *name);
 
+/** The process that listens at the path is stopped, as by SIGSTOP: its number. 0: it runs, or it
+ * cannot be told. */
+int kvt_socket_stopped(const char *path);
+
 /** Send one message with a descriptor. False: not sent, for it would wait, or the peer is gone. */
 bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd);
 

@@ -14,6 +14,7 @@
  * evicted at least as much as it holds. */
 #define ALARM_NS (3600ull * 1000000000)
 #define ALARM_FILLS 2u
+#define RATED_NS (3600ull * 1000000000) /* up for so long, its writes make a rate of a day */
 
 const char *kvt_daemon_path(const char *given)
 {
@@ -118,6 +119,22 @@ int kvt_store_ask(const char *path, uint16_t type, int64_t timeout_ns,
 		rc = ask(fd, type, until_ns, ret_seen);
 	close(fd);
 	return rc ? say(why, path, rc) : 0;
+}
+
+const char *kvt_store_wear_text(const struct kvt_store_status *status, char *buffer, size_t bytes)
+{
+	double times = status->file_room_pages ? (double)status->file_written_pages /
+						 (double)status->file_room_pages : 0;
+	bool rated = status->uptime_ns >= RATED_NS;
+	char age[32];
+
+	if (rated)
+		snprintf(buffer, bytes, "%.1f times its size written a day",
+			 times * 86400e9 / (double)status->uptime_ns);
+	else
+		snprintf(buffer, bytes, "%.1f times its size written in %s; a day's rate follows "
+			 "after an hour", times, kvt_age_text(status->uptime_ns, age, sizeof(age)));
+	return buffer;
 }
 
 bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t bytes)

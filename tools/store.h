@@ -37,6 +37,10 @@ int kvt_store_ask(const char *path, uint16_t type, int64_t timeout_ns,
 /** Write what is wrong with a store that answers, with the cure, into `why`. False: nothing. */
 bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t bytes);
 
+/** Write how often the whole file is written, which is what drives are rated by: a day, once the
+ * store is up for an hour, before that since its start. Returns `buffer`. */
+const char *kvt_store_wear_text(const struct kvt_store_status *status, char *buffer, size_t bytes);
+
 /** Add the counts by name to the open object. */
 void kvt_json_store(struct kvt_json *json, const struct kvt_store_status *status);
 

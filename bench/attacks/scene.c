@@ -56,6 +56,17 @@ static __attribute__((format(printf, 2, 3))) void fail(struct scene *scene, cons
 
 /* ---- the daemon */
 
+/* Where a flag belongs among n others: in the place of that of its name, else behind them. */
+static unsigned int place_of(const char *flag, const char *const *flags, unsigned int n)
+{
+	size_t name = strcspn(flag, "=");
+
+	for (unsigned int i = 0; i < n; i++)
+		if (strncmp(flag, flags[i], name + 1) == 0)
+			return i;
+	return n;
+}
+
 static bool start_daemon(struct scene *scene)
 {
 	static unsigned int count;
@@ -63,11 +74,11 @@ static bool start_daemon(struct scene *scene)
 	const char *flags[16] = { instance, "--socket_mode=0666", "--page_size=16",
 				  "--page_bytes=1024", "--n_pages=16384", "--hugepages=no",
 				  "--spin_budget_us=20", "--log_level=error" };
-	unsigned int n = 8;
+	const unsigned int n = 8;
 
 	snprintf(instance, sizeof(instance), "--instance=attacks-%d-%u", (int)getpid(), count++);
 	if (scene->attack->flag)
-		flags[n++] = scene->attack->flag;
+		flags[place_of(scene->attack->flag, flags, n)] = scene->attack->flag;
 	unsetenv("XDG_RUNTIME_DIR"); /* closed to other uids */
 	if (kvt_own_daemon_start(&scene->daemon, scene->options->daemon, flags,
 				 scene->options->daemon_cpu, scene->result->why,

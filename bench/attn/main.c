@@ -13,7 +13,6 @@
  */
 
 #include <err.h>
-#include <getopt.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
@@ -29,6 +28,7 @@
 #include "bench/attn/gpu.h"
 #include "kvt_kernels.h"
 #include "shm/stdio.h"
+#include "tools/option.h"
 
 #define Q_HEADS 32
 #define KV_HEADS 8
@@ -357,6 +357,16 @@ static const char *isa_name(uint32_t isa)
 	return names[isa];
 }
 
+static bool measured; /* at least one */
+
+static bool is_left_out(const char *name)
+{
+	bool out = options.only && !strstr(name, options.only);
+
+	measured |= !out;
+	return out;
+}
+
 /* Run one measure. Returns the seconds of the median repetition, 0 if none counted. */
 static double measure_run(const struct measure *measure)
 {
@@ -365,7 +375,7 @@ static double measure_run(const struct measure *measure)
 	uint32_t n_kept;
 	bool decode = measure->n_queries == 1;
 
-	if (options.only && !strstr(measure->name, options.only))
+	if (is_left_out(measure->name))
 		return 0;
 	n_kept = measure_repeat(measure, repetitions);
 	printf("{\"name\": \"%s\", \"path\": \"%s\", \"q\": %u, \"k\": %u, \"type\": \"%s\", "
@@ -419,7 +429,7 @@ static void scaling_run(const struct measure *measure, uint32_t n_threads)
 	struct pool pool;
 	uint32_t n_kept = 0;
 
-	if (n_threads < 2 || (options.only && !strstr(name, options.only)))
+	if (n_threads < 2 || is_left_out(name))
 		return;
 	many.n_threads = n_threads;
 	pool = pool_make(measure);
@@ -660,7 +670,7 @@ static void options_parse(int argc, char **argv)
 	};
 	int c;
 
-	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+	while ((c = kvt_option_next(argc, argv, longs, NULL)) != -1) {
 		switch (c) {
 		case 'q':
 			options.quick = true;
@@ -720,6 +730,8 @@ int main(int argc, char **argv)
 						      .quick = options.quick,
 						      .small = options.small });
 	all_run(best_isa(), n_threads);
+	if (!measured)
+		errx(2, "--only %s: no measurement has it in its name", options.only);
 	if (options.torch)
 		(void)script_run("python3", "bench/attn/sdpa.py", "--device=cpu");
 	return options.peers || !(options.quick || options.isa || options.only) ? peers_run() : 0;

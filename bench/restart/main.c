@@ -4,8 +4,8 @@
  *
  * Inputs: the command line. Invariants: the daemon runs under --supervise; each gap is the longest
  * answer of a prober between two daemons. Callers: none; a program. */
+#include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +23,8 @@
 #include "lab/daemon.h"
 #include "shm/clock.h"
 #include "shm/stdio.h"
+#include "tools/option.h"
+#include "tools/util.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */
@@ -109,9 +111,15 @@ static void start_daemon(void)
 				"--supervise", NULL };
 	struct kvt_client *client;
 	uint32_t space;
+	int rc;
 
 	snprintf(pages, sizeof(pages), "--n-pages=%u", options.positions / PAGE_SIZE + 1);
-	if (kvt_own_daemon_start(&daemon_, program, flags, -1, why, sizeof(why)) != 0)
+	rc = kvt_own_daemon_start(&daemon_, program, flags, -1, why, sizeof(why));
+	if (rc == -EINVAL) {
+		fprintf(stderr, "kvtbench-restart: %s\n", why);
+		exit(KVT_EXIT_USAGE);
+	}
+	if (rc != 0)
 		die("%s", why);
 	client = connect_to();
 	space = open_space(client);
@@ -352,6 +360,18 @@ static void usage(void)
 	      "  --daemon PROGRAM  kvtrunkd to run (default: beside this program)\n", stdout);
 }
 
+/* Read a number, or end with status 2. */
+static uint32_t number(uint32_t least, uint32_t most)
+{
+	uint64_t value;
+
+	if (kvt_number_parse(optarg, strlen(optarg), most, &value) == 0 && value >= least)
+		return (uint32_t)value;
+	fprintf(stderr, "kvtbench-restart: --%s takes a number from %u to %u, not '%s'\n",
+		kvt_option_name(), least, most, optarg);
+	exit(2);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option names[] = {
@@ -365,13 +385,13 @@ int main(int argc, char **argv)
 	int option;
 
 	kvt_stdio_begin("kvtbench-restart");
-	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, names, NULL)) != -1) {
 		if (option == 'p')
-			options.positions = (uint32_t)strtoul(optarg, NULL, 0);
+			options.positions = number(SEQUENCE, UINT32_MAX);
 		else if (option == 'r')
-			options.rounds = (uint32_t)strtoul(optarg, NULL, 0);
+			options.rounds = number(1, UINT32_MAX);
 		else if (option == 'w')
-			options.workers = (uint32_t)strtoul(optarg, NULL, 0);
+			options.workers = number(0, WORKERS_MAX);
 		else if (option == 'd')
 			options.program = optarg;
 		else {
@@ -382,9 +402,8 @@ int main(int argc, char **argv)
 			return option == 'h' ? 0 : 2;
 		}
 	}
-	if (options.positions < SEQUENCE || options.rounds < 1 || options.workers > WORKERS_MAX) {
-		fprintf(stderr, "kvtbench-restart: --positions is %u or more, --rounds 1 or more, "
-			"--workers at most %u\n", SEQUENCE, WORKERS_MAX);
+	if (optind < argc) {
+		fprintf(stderr, "kvtbench-restart: unexpected word '%s'\n", argv[optind]);
 		return 2;
 	}
 	find_program();

@@ -41,21 +41,30 @@ static bool flag_is(const char *argument, const char *name)
 	return strcmp(argument, name) == 0;
 }
 
-/* Find the last --config FILE or --config=FILE, else the variable. */
+/* Find --config FILE or --config=FILE, else the variable. */
 static int find_config(int argc, char **argv, const char **ret_path, char why[KVT_WHY_BYTES])
 {
-	*ret_path = getenv(KVT_CONFIG_VARIABLE "CONFIG");
+	const char *given = NULL, *before;
+
 	for (int i = 1; i < argc; i++) {
+		before = given;
 		if (strncmp(argv[i], "--config=", 9) == 0) {
-			*ret_path = argv[i] + 9;
+			given = argv[i] + 9;
 		} else if (flag_is(argv[i], "--config") || flag_is(argv[i], "-c")) {
 			if (++i == argc) {
 				snprintf(why, KVT_WHY_BYTES, "--config needs a file name");
 				return -EINVAL;
 			}
-			*ret_path = argv[i];
+			given = argv[i];
+		} else {
+			continue;
+		}
+		if (before) {
+			snprintf(why, KVT_WHY_BYTES, "--config is given twice: keep one");
+			return -EINVAL;
 		}
 	}
+	*ret_path = given ? given : getenv(KVT_CONFIG_VARIABLE "CONFIG");
 	return 0;
 }
 

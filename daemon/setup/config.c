@@ -503,6 +503,10 @@ int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[K
 		value = argv[1];
 		used = 2;
 	}
+	if (strncmp(config->origins[row - option_rows], "--", 2) == 0) {
+		snprintf(why, KVT_WHY_BYTES, "%s is given twice: keep one", place);
+		return -EINVAL;
+	}
 	error = row_set(row, config, place, value, why);
 	return error ? error : used;
 }

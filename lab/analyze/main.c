@@ -28,7 +28,7 @@ struct analyze {
 	struct kvt_trace *trace;
 	struct kvt_progress_line line;
 	const char *socket_path; /* NULL: no daemon */
-	const char *namespace_name;
+	uint64_t namespace[2]; /* digest, of the daemon at the socket */
 	const char *svg_path;
 	const char *pages; /* sizes to look at; NULL: those that differ */
 	uint32_t page_size; /* 0: that of the daemon */
@@ -86,7 +86,7 @@ static bool set_number(struct analyze *analyze, int code, const char *text)
 	       kvt_trace_option_set(COMMAND, &analyze->options, code, text);
 }
 
-static void set(struct analyze *analyze, int code, const char *text)
+static void set(struct analyze *analyze, int code, const char *text, const char **ret_namespace)
 {
 	switch (code) {
 	case OPT_PAGES:
@@ -96,7 +96,7 @@ static void set(struct analyze *analyze, int code, const char *text)
 		analyze->socket_path = text;
 		break;
 	case OPT_NAMESPACE:
-		analyze->namespace_name = text;
+		*ret_namespace = text;
 		break;
 	case OPT_SVG:
 		analyze->svg_path = text;
@@ -117,18 +117,22 @@ static void set(struct analyze *analyze, int code, const char *text)
 
 static void parse(int argc, char **argv, struct analyze *analyze)
 {
+	const char *name = NULL;
+	char why[256];
 	int c;
 
 	optind = 0;
-	while ((c = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, long_options, NULL)) >= 0) {
 		if (!set_number(analyze, c, optarg))
-			set(analyze, c, optarg);
+			set(analyze, c, optarg, &name);
 	}
 	kvt_trace_option_file(COMMAND, &analyze->options, argc, argv);
 	if (analyze->socket_path && analyze->page_size)
 		usage_error("with --socket the page size is the daemon's: leave out --page-size");
-	if (analyze->namespace_name && !analyze->socket_path)
+	if (name && !analyze->socket_path)
 		usage_error("--namespace is a daemon's: it needs --socket");
+	if (kvt_namespace_parse(name ? name : "", analyze->namespace, why, sizeof(why)))
+		usage_error("--%s", why);
 }
 
 /* ---- what a daemon has ---- */
@@ -180,15 +184,9 @@ static int probe(struct analyze *analyze, uint32_t namespace_id, uint32_t *keys)
 static int look_up(struct analyze *analyze)
 {
 	uint32_t *keys = kvt_tool_grow(NULL, analyze->trace->max_input + 1ull, sizeof(*keys));
-	const char *name = analyze->namespace_name ? analyze->namespace_name : "";
 	uint32_t namespace_id;
-	uint64_t digest[2];
-	char why[256];
-	int rc;
+	int rc = kvt_namespace_open(analyze->client, analyze->namespace, NULL, &namespace_id);
 
-	if (kvt_namespace_parse(name, digest, why, sizeof(why)))
-		usage_error("--%s", why);
-	rc = kvt_namespace_open(analyze->client, digest, NULL, &namespace_id);
 	if (rc == -ENOENT) { /* no session opened it: nothing is cached there */
 		analyze->analysis.probed = true;
 		rc = 0;

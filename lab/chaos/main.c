@@ -9,7 +9,6 @@
  * and the daemon's audit say so. Caller: lab/main.c.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +20,7 @@
 #include "lab/chaos/chaos.h"
 #include "lab/verify.h"
 #include "shm/atomic.h"
+#include "tools/option.h"
 #include "tools/util.h"
 
 #define ROUND_SESSIONS 96 /* of one round's trace */
@@ -239,13 +239,19 @@ static bool start(struct chaos *chaos)
 	const char *const flags[] = { "--supervise", pages, "--page_size=64", "--page_bytes=512",
 				      "--max_private_pages=0", "--max_leases=0",
 				      "--log_level=error", log, sides, NULL };
+	int rc;
 
 	snprintf(chaos->log_path, sizeof(chaos->log_path), "/tmp/kvtchaos.%d.log", getpid());
 	snprintf(pages, sizeof(pages), "--n_pages=%u", chaos->options.n_pages);
 	snprintf(sides, sizeof(sides), "--sides=%s", chaos->options.sides);
 	snprintf(log, sizeof(log), "--log_file=%s", chaos->log_path);
-	if (kvt_own_daemon_start(&chaos->daemon, chaos->options.daemon, flags, -1, why,
-				 sizeof(why))) {
+	rc = kvt_own_daemon_start(&chaos->daemon, chaos->options.daemon, flags, -1, why,
+				  sizeof(why));
+	if (rc == -EINVAL) {
+		fprintf(stderr, "kvtlab chaos: %s\n", why);
+		exit(KVT_EXIT_USAGE);
+	}
+	if (rc) {
 		chaos_wrong(chaos, "%s", why);
 		return false;
 	}
@@ -285,7 +291,7 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 	int c;
 
 	optind = 0;
-	while ((c = getopt_long(argc, argv, "", options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, options, NULL)) >= 0) {
 		if (c == 's')
 			*ret_seconds = number("seconds", optarg, 1, 1000000);
 		else if (c == 'S')

@@ -278,7 +278,7 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 	int c;
 
 	optind = 0;
-	while ((c = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, long_options, NULL)) >= 0) {
 		if (!set_number(options, c, optarg) && !set_flag(options, c))
 			set_text(options, c, optarg, ret_write);
 	}
@@ -484,7 +484,7 @@ static int run(struct replay *replay)
 	if (!rc)
 		rc = kvt_replay_host_open(&replay->host, &replay->report);
 	if (rc)
-		return KVT_EXIT_CONNECT;
+		return rc == -EINVAL ? KVT_EXIT_USAGE : KVT_EXIT_CONNECT;
 	rc = kvt_replay_host_count(&replay->host, KVT_ADMIN_STATUS, &replay->report.before,
 				   replay->report.refused);
 	if (!rc)

@@ -97,24 +97,23 @@ static int run_at(const char *socket_path, FILE *file, const char *first)
 
 static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
 {
-	/* The daemon's usual log lines would clutter the answers, and script lines may have
-	 * millions of keys. A later flag wins. */
-	const char *flags[MAX_DAEMON_FLAGS + 3] = {
-		kvt_tool_copy("--log_level=warning", 19),
-		kvt_tool_copy("--max_op_keys=4194304", 21),
-	};
+	const char *flags[MAX_DAEMON_FLAGS + 1] = { NULL };
 	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
 	char why[512] = "";
-	unsigned int n = 2;
+	unsigned int n = 0;
 	int rc;
 
-	for (char *word = strtok_r(copy, " \t\n", &rest); word && n < MAX_DAEMON_FLAGS + 2;
+	for (char *word = strtok_r(copy, " \t\n", &rest); word && n < MAX_DAEMON_FLAGS;
 	     word = strtok_r(NULL, " \t\n", &rest)) {
 		char *flag = kvt_tool_grow(NULL, strlen(word) + 3, 1);
 
 		sprintf(flag, "--%s", word);
 		flags[n++] = flag;
 	}
+	/* The daemon's usual log lines would clutter the answers, and script lines may have
+	 * millions of keys. A flag goes before a variable. */
+	setenv("KVTRUNKD_LOG_LEVEL", "warning", 0);
+	setenv("KVTRUNKD_MAX_OP_KEYS", "4194304", 0);
 	rc = kvt_own_daemon_start(daemon, NULL, flags, -1, why, sizeof(why));
 	if (rc)
 		fprintf(stderr, "kvtlab script: no private daemon: %s\n", why);
@@ -163,10 +162,10 @@ static int help(void)
 static int run_own(const char *options, FILE *file, const char *first)
 {
 	struct kvt_own_daemon daemon = { .pid = 0 };
-	int status;
+	int status, rc = daemon_start(&daemon, options);
 
-	if (daemon_start(&daemon, options))
-		return KVT_EXIT_CONNECT;
+	if (rc)
+		return rc == -EINVAL ? KVT_EXIT_USAGE : KVT_EXIT_CONNECT;
 	status = run_at(daemon.socket_path, file, first);
 	return daemon_stop(&daemon) ? KVT_EXIT_PROBLEM : status;
 }
@@ -220,21 +219,23 @@ int kvt_script_main(int argc, char **argv)
 	const char *options = NULL, *path = NULL, *socket_path = NULL;
 
 	for (int i = 1; i < argc; i++) {
-		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc)
+		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc && !options)
 			options = argv[++i];
-		else if (strcmp(argv[i], "--socket") == 0 && i + 1 < argc)
+		else if (strcmp(argv[i], "--socket") == 0 && i + 1 < argc && !socket_path)
 			socket_path = argv[++i];
 		else if (strcmp(argv[i], "--help") == 0)
 			return help();
 		else if (strcmp(argv[i], "--json") == 0)
 			; /* accepted; answers are always JSON */
 		else if (argv[i][0] == '-' && argv[i][1])
-			return usage("unknown option, or one without its value");
+			return usage("unknown option, one without its value, or one given twice");
 		else if (path)
 			return usage("one FILE, or - for standard input");
 		else
 			path = argv[i];
 	}
+	if (options && socket_path)
+		return usage("--daemon starts a daemon, --socket names one: keep one");
 	if (!path)
 		return usage("no FILE given; - is standard input");
 	return run_path(path, options, socket_path);

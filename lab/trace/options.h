@@ -7,9 +7,8 @@
  * The command line of commands that read a trace: what they share, and their errors.
  */
 
-#include <getopt.h>
-
 #include "lab/trace/trace.h"
+#include "tools/option.h"
 
 /** Codes of the shared options; a command's own begin at KVT_TRACE_OPTION_END. */
 enum kvt_trace_option {
@@ -24,7 +23,7 @@ enum kvt_trace_option {
 	KVT_TRACE_OPTION_END,
 };
 
-/** Rows for getopt_long(). */
+/** Rows for kvt_option_next(). */
 #define KVT_TRACE_LONG_OPTIONS                                             \
 	{ "format", required_argument, NULL, KVT_TRACE_OPTION_FORMAT },    \
 	{ "block-size", required_argument, NULL, KVT_TRACE_OPTION_BLOCK }, \

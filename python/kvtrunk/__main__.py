@@ -3,13 +3,13 @@
 daemon."""
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import platform
 import sys
 
 from . import Error, __version__, connect
+from ._options import Parser
 from .testing import program
 
 
@@ -30,7 +30,7 @@ def _libraries() -> None:
 
 def main() -> int:
     """Print, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kvtrunk", description=__doc__.split(": ")[1])
+    parser = Parser(prog="python -m kvtrunk", description=__doc__.split(": ")[1])
     parser.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET, then "
                         "/run/kvtrunk/default.sock")
     arguments = parser.parse_args()

@@ -395,7 +395,7 @@ class Namespace(Owner):
         """Cache private pages (Client.alloc()) for a prompt, one for each whole page of it. Returns
         the duplicates: (your page, the cached twin); yours stay private: free them. ttl: seconds."""
         keys, n = keys_of(tokens)
-        numbers, n_pages = keys_of(pages)
+        numbers, n_pages = keys_of(pages, "page")
         client = self._client
         request, got = self._request(lib.KVT_OP_INSERT, keys, n), Got(client)
         request.n_pages, request.pages = n_pages, numbers
@@ -874,7 +874,7 @@ class Client(Owner):
 
     def free(self, pages: Tokens, fence: Optional[Fence] = None) -> None:
         """Free private pages when `fence` is reached."""
-        numbers, n = keys_of(pages)
+        numbers, n = keys_of(pages, "page")
         with self._lock:
             self._check(lib.kvt_free(self._open(), numbers, n,
                                      ffi.new("struct kvt_fence *", fence_of(fence))[0]))
@@ -1148,7 +1148,7 @@ def _native_request(request: Request) -> tuple[Any, Any]:
         native.keys = keys
         keep.append(keys)
     if request.pages is not None:
-        pages, native.n_pages = keys_of(request.pages)
+        pages, native.n_pages = keys_of(request.pages, "page")
         native.pages = pages
         keep.append(pages)
     if request.handle is not None:

@@ -27,50 +27,51 @@ def count_of(number: int, what: str) -> int:
     return number
 
 
-def keys_of(tokens: Any) -> tuple[Any, int]:
-    """The keys as uint32_t *, which keeps their memory alive, and their number.
+def keys_of(tokens: Any, what: str = "token") -> tuple[Any, int]:
+    """The keys as uint32_t *, which keeps their memory alive, and their number. what: for messages.
 
     Raises TypeError for what is no row of integers, ValueError for one that is no key.
     """
     if type(tokens) is array and tokens.typecode == "I":
         return (_from_buffer("uint32_t[]", tokens), len(tokens)) if tokens else (_EMPTY, 0)
     if isinstance(tokens, (list, tuple)):
-        return _of_iterable(tokens)
+        return _of_iterable(tokens, what)
     if isinstance(tokens, (str, bytes, bytearray, dict, set, frozenset)):
-        raise TypeError(f"tokens are a row of integers, not {type(tokens).__name__}")
+        raise TypeError(f"{what}s are a row of integers, not {type(tokens).__name__}")
     if type(tokens).__module__ == "torch" and hasattr(tokens, "data_ptr"):
-        return _of_tensor(tokens)
+        return _of_tensor(tokens, what)
     try:
         view = memoryview(tokens)
     except TypeError:
-        return _of_iterable(tokens)
-    return _of_buffer(view)
+        return _of_iterable(tokens, what)
+    return _of_buffer(view, what)
 
 
-def _of_iterable(tokens: Any) -> tuple[Any, int]:
+def _of_iterable(tokens: Any, what: str) -> tuple[Any, int]:
     try:
         keys = array("I", tokens)
     except OverflowError:
         for i, token in enumerate(tokens):
             if not 0 <= token < 1 << 32:
-                raise _bad(i, token) from None
+                raise _bad(what, i, token) from None
         raise
     if not keys:
         return _EMPTY, 0
     return _from_buffer("uint32_t[]", keys), len(keys)
 
 
-def _bad(index: int, token: int) -> ValueError:
-    return ValueError(f"token {index} is {token}: keys are in [0, 4294967296)")
+def _bad(what: str, index: int, value: int) -> ValueError:
+    wanted = "keys" if what == "token" else f"{what}s"
+    return ValueError(f"{what} {index} is {value}: {wanted} are in [0, 4294967296)")
 
 
-def _of_buffer(view: memoryview) -> tuple[Any, int]:
+def _of_buffer(view: memoryview, what: str) -> tuple[Any, int]:
     kind = view.format[1:] if view.format[:1] in ("@", "=", "<") else view.format
     if view.ndim != 1 or kind not in _FORMATS or view.itemsize != _FORMATS[kind][0]:
-        raise TypeError(f"tokens are one row of 4- or 8-byte integers, not format {view.format!r} "
+        raise TypeError(f"{what}s are one row of 4- or 8-byte integers, not format {view.format!r} "
                         f"in {view.ndim} dimensions")
     if not view.c_contiguous:
-        return _of_iterable(view.tolist())
+        return _of_iterable(view.tolist(), what)
     if len(view) == 0:
         return _EMPTY, 0
     n_bytes, signed = _FORMATS[kind]
@@ -79,14 +80,14 @@ def _of_buffer(view: memoryview) -> tuple[Any, int]:
     if n_bytes == 4 and not signed:
         return source, len(view)
     keys = ffi.NULL if n_bytes == 4 else _uncleared("uint32_t[]", len(view))
-    _narrow(source, n_bytes, signed, len(view), keys)
+    _narrow(what, source, n_bytes, signed, len(view), keys)
     return (_from_buffer("uint32_t[]", view) if n_bytes == 4 else keys), len(view)
 
 
-def _narrow(source: Any, n_bytes: int, signed: bool, n: int, ret_keys: Any) -> None:
+def _narrow(what: str, source: Any, n_bytes: int, signed: bool, n: int, ret_keys: Any) -> None:
     bad = lib.kvtpy_narrow(source, n_bytes, signed, n, ret_keys)
     if bad >= 0:
-        raise _bad(bad, source[bad])
+        raise _bad(what, bad, source[bad])
 
 
 # torch's types of integers: bytes and whether it is signed.
@@ -94,13 +95,13 @@ _TENSORS = {"torch.int64": (8, True), "torch.int32": (4, True), "torch.uint32": 
             "torch.uint64": (8, False)}
 
 
-def _of_tensor(tokens: Any) -> tuple[Any, int]:
+def _of_tensor(tokens: Any, what: str) -> tuple[Any, int]:
     if tokens.device.type != "cpu":
-        raise TypeError(f"tokens are on {tokens.device}: the library compares them on the host, "
+        raise TypeError(f"{what}s are on {tokens.device}: the library reads them on the host, "
                         "so pass tokens.cpu()")
     kind = str(tokens.dtype)
     if tokens.dim() != 1 or kind not in _TENSORS:
-        raise TypeError(f"tokens are one row of 4- or 8-byte integers, not {kind} in "
+        raise TypeError(f"{what}s are one row of 4- or 8-byte integers, not {kind} in "
                         f"{tokens.dim()} dimensions")
     tokens = tokens.detach().contiguous()
     n = int(tokens.numel())
@@ -109,7 +110,7 @@ def _of_tensor(tokens: Any) -> tuple[Any, int]:
     n_bytes, signed = _TENSORS[kind]
     source = ffi.cast(f"{'' if signed else 'u'}int{8 * n_bytes}_t *", tokens.data_ptr())
     keys = _uncleared("uint32_t[]", n)
-    _narrow(source, n_bytes, signed, n, keys)
+    _narrow(what, source, n_bytes, signed, n, keys)
     return keys, n
 
 

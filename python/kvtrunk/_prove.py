@@ -24,6 +24,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 from . import _proofs, testing
 from ._errors import Error
 from ._geometry import Geometry
+from ._options import count
 from ._pages import Pattern
 from ._progress import Steps
 from ._server import Answer, Failed, Prompt, Server
@@ -75,9 +76,9 @@ def daemon_options(words: Sequence[str], positions: int) -> tuple[dict[str, test
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command in all engines."""
-    parser.add_argument("--prompts", type=int, default=24,
+    parser.add_argument("--prompts", type=count, default=24,
                         help="short prompts, a few for each beginning (24)")
-    parser.add_argument("--positions", type=int, default=2048,
+    parser.add_argument("--positions", type=count, default=2048,
                         help="of the longest prompt; the pool has room for eight (2048). With a "
                         "large model on CPUs: 512")
     parser.add_argument("--logs", metavar="FOLDER", help="keep the engines' output here")

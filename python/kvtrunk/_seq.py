@@ -226,7 +226,7 @@ class Sequence(_Held):
         """Lengthen the page table by pages of Client.alloc(), which are the sequence's from now on,
         and wait for nothing. Again: settle() first. Pages that were not the session's are refused
         later: commits on them raise InvalidArgument."""
-        numbers, n = keys_of(pages)
+        numbers, n = keys_of(pages, "page")
         with self._client._lock:
             seq = self._open()
             self._table = None

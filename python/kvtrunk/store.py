@@ -24,7 +24,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
 from ._own import Owner
 from ._say import Say
-from ._size import size
+from ._options import Parser, count, size
 
 _MAGIC, _VERSION = 0x4856414B, 1
 _HELLO, _READY, _EXISTS, _GET, _PUT = range(1, 6)
@@ -228,9 +228,15 @@ class Redis(Owner):
                     page.key, self._memory.read(page), ex=self._ttl))]
 
 
+def _url(text: str) -> str:
+    if not text.startswith(("redis://", "rediss://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address: write it as redis://HOST:PORT")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m kvtrunk.store", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python3 -m kvtrunk.store", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True, metavar="mooncake|redis")
     mooncake = kinds.add_parser("mooncake", help="Mooncake Store")
     mooncake.set_defaults(backend=Mooncake)
@@ -242,15 +248,16 @@ def _parser() -> argparse.ArgumentParser:
                           "for hosts with a mooncake_client of their own")
     mooncake.add_argument("--replicas", type=int, default=1, metavar="N", help="default: 1")
     mooncake.add_argument("--metadata", default="P2PHANDSHAKE", help="default: %(default)s")
-    mooncake.add_argument("--protocol", default="tcp", help="tcp or rdma; default: tcp")
+    mooncake.add_argument("--protocol", default="tcp", choices=["tcp", "rdma"],
+                          help="default: tcp")
     mooncake.add_argument("--devices", default="", help="with rdma, as mlx5_0; default: all")
     redis = kinds.add_parser("redis", help="a Redis cluster")
     redis.set_defaults(backend=Redis)
-    redis.add_argument("--url", default=os.environ.get("KVTRUNK_REDIS_URL",
+    redis.add_argument("--url", type=_url, default=os.environ.get("KVTRUNK_REDIS_URL",
                                                        "redis://127.0.0.1:6379"),
                        help="of any node, redis://[USER:PASSWORD@]HOST:PORT; default: "
                        "KVTRUNK_REDIS_URL, where other users do not see a password")
-    redis.add_argument("--ttl", type=int, default=86400, metavar="SECONDS",
+    redis.add_argument("--ttl", type=count, default=86400, metavar="SECONDS",
                        help="a page leaves that was not read for so long; default: a day")
     return parser
 

@@ -19,6 +19,7 @@ import zlib
 from typing import Any, Iterator
 
 from ._errors import InvalidArgument
+from ._options import Parser
 from ._tokens import load, message_of, tokens_of
 
 _IDS = ("keys", "prompt_token_ids", "input_ids")
@@ -180,8 +181,8 @@ def _convert(tokenizer: Any, path: str, unread: Unread) -> None:
 
 def main() -> int:
     """Write requests with keys."""
-    parser = argparse.ArgumentParser(prog="python3 -m kvtrunk.tokens", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python3 -m kvtrunk.tokens", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("path", metavar="FILE", nargs="?", default="-",
                         help="plain or gzip; default: standard input")

@@ -208,7 +208,7 @@ def test_an_engine_needs_its_weights_once(tmp_path):
 def test_engines_keep_all_positions_of_a_model_with_windows(tmp_path, engine, switch, device):
     asked = [switch] if engine == "vllm" else []
     for window in (None, 4096):
-        daemon, command = printed(tmp_path, engine, *DEVICE, f"--device={device}", *asked,
+        daemon, command = printed(tmp_path, engine, *DEVICE[1:], f"--device={device}", *asked,
                                   sliding_window=window)
         assert "--n-layers=2" in daemon
         assert (switch in command) == (window is not None)

@@ -5,11 +5,12 @@ import argparse
 import json
 import subprocess
 import sys
+from array import array
 
 import pytest
 
 import kvtrunk
-from kvtrunk._size import size
+from kvtrunk._options import size
 
 
 @pytest.fixture(name="model", scope="module")
@@ -25,7 +26,7 @@ def said(*words):
     """The last line of a command that fails."""
     done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True,
                           stdin=subprocess.DEVNULL, check=False)
-    assert done.returncode, done.stdout
+    assert done.returncode == 2, done.stdout
     assert "Traceback" not in done.stderr
     return done.stderr.strip().splitlines()[-1]
 
@@ -38,6 +39,45 @@ def test_commands_of_engines(engine, model):
     assert "no number from 1" in said(module, "flags", model, "--device", "cuda", "--engines", "0")
     pool = "--pool-bytes" if engine == "vllm" else "--pool"
     assert f"give a larger {pool}" in said(module, "flags", model, pool, "1K", "--device", "cpu")
+
+
+WRONG = [
+    ("vllm flags {0} --block-size 0", "no number from 1"),
+    ("vllm flags {0} --speculative-config {{", "--speculative-config"),
+    ("vllm prove {0} --prompts 0", "no number from 1"),
+    ("vllm flags {0} --pool-bytes 5X", "write it as 16G"),
+    ("vllm flags {0} --mps --device cpu", "--mps is for engines on a CUDA device"),
+    ("sglang flags {0} --tp-size 0", "no number from 1"),
+    ("sglang flags {0} --kv-type int4", "--kv-type"),
+    ("sglang flags {0} --page-size x", "no number from 1"),
+    ("sglang doctor --device tpu", "--device"),
+    ("store redis --ttl -1", "no number from 1"),
+    ("store redis --url 127.0.0.1", "write it as redis://"),
+    ("store mooncake --segment-bytes 5X", "write it as 16G"),
+    ("store mooncake --protocol udp", "--protocol"),
+    ("tokens {0}/nowhere", "kvtrunk.tokens: "),
+    ("vllm doctor --socket /a --socket /b", "--socket is given twice: keep one"),
+    ("sglang flags {0} --pool 1G --pool 2G", "--pool is given twice"),
+    ("store redis --ttl 1 --ttl 2", "--ttl is given twice"),
+]
+
+
+@pytest.mark.parametrize(("command", "why"), WRONG, ids=[row[0] for row in WRONG])
+def test_a_bad_option_ends_with_status_2(model, command, why):
+    module, *words = command.format(model).split()
+    assert why in said(f"kvtrunk.{module}", *words)
+
+
+def test_python_m_kvtrunk_refuses_its_option_given_twice():
+    assert "is given twice" in said("kvtrunk", "--socket", "/a", "--socket=/b")
+
+
+@pytest.mark.parametrize("pages", [[1 << 33], array("Q", [1 << 33]), (-1,)])
+def test_numbers_of_pages(client, pages):
+    with pytest.raises(ValueError, match=r"page 0 is -?\d+: pages are in"):
+        client.free(pages)
+    with pytest.raises(TypeError, match="pages are a row of integers"):
+        client.free("1")
 
 
 @pytest.mark.parametrize(("engine", "name"), [("vllm", "vLLM"), ("sglang", "SGLang")])

