@@ -22,7 +22,7 @@
 
 struct options {
 	uint64_t seed, seeds, steps, seconds;
-	bool lives;
+	bool lives, covered;
 };
 
 struct killer {
@@ -205,10 +205,13 @@ static bool one_seed(struct sim *sim, struct killer *killer, uint64_t steps)
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: kvtcrash [--lives] [--seed N] [--seeds N] [--steps N] [--seconds N]\n"
+	fprintf(to, "usage: kvtcrash [--lives] [--require-coverage] [--seed N] [--seeds N]\n"
+		    "                [--steps N] [--seconds N]\n"
 		    "Kills the core before every store of every step of a simulation and lets a\n"
 		    "successor take over a copy: its facts must be those of the last effect.\n"
 		    "With --lives it dies now and then, and its successor continues.\n"
+		    "With KVTSIM_FOCUS=1 what concerns side pages happens often, and must with\n"
+		    "--require-coverage.\n"
 		    "Exit status: 0 they are, 1 they are not, 2 bad usage\n");
 }
 
@@ -220,6 +223,7 @@ static bool parse(int argc, char **argv, struct options *o)
 		{ "steps", required_argument, NULL, 't' },
 		{ "seconds", required_argument, NULL, 'e' },
 		{ "lives", no_argument, NULL, 'l' },
+		{ "require-coverage", no_argument, NULL, 'r' },
 		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -229,8 +233,8 @@ static bool parse(int argc, char **argv, struct options *o)
 		uint64_t *number = c == 's' ? &o->seed : c == 'n' ? &o->seeds :
 				   c == 't' ? &o->steps : c == 'e' ? &o->seconds : NULL;
 
-		if (c == 'l') {
-			o->lives = true;
+		if (c == 'l' || c == 'r') {
+			*(c == 'l' ? &o->lives : &o->covered) = true;
 			continue;
 		}
 		if (!number) {
@@ -240,6 +244,23 @@ static bool parse(int argc, char **argv, struct options *o)
 		*number = strtoull(optarg, NULL, 10);
 	}
 	return optind == argc;
+}
+
+/* True if what KVTSIM_FOCUS is for happened, with many kinds of side pages, too. */
+static bool covered(const struct sim_coverage *coverage)
+{
+	static const uint8_t needed[] = { SIM_BARE, SIM_SIDE_LET, SIM_SIDE_LET_EVICTED,
+					  SIM_POINT_AWAITED, SIM_MANY_TAKEN, SIM_MANY_POINT,
+					  SIM_MANY_LET };
+
+	for (size_t i = 0; i < sizeof(needed); i++) {
+		if (coverage->rare[needed[i]] > 0)
+			continue;
+		fprintf(stderr, "never happened: case %u (tests/sim/sim.h); choose other seeds\n",
+			needed[i]);
+		return false;
+	}
+	return true;
 }
 
 int main(int argc, char **argv)
@@ -276,6 +297,7 @@ int main(int argc, char **argv)
 		sim_destroy(sim);
 		free(sim);
 	}
+	ok = ok && (!o.covered || covered(&coverage));
 	for (uint32_t op = 0; op <= KVT_OP_COUNT; op++)
 		fatal += coverage.op[op][KVT_REASON_FATAL];
 	if (o.lives)

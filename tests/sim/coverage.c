@@ -86,6 +86,10 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_POINT_CACHED] = "waited for a point of cached pages",
 	[SIM_POINT_MADE] = "declared point was made",
 	[SIM_POINT_GONE] = "declared point was not made",
+	[SIM_MANY_TAKEN] = "side page of many kinds taken",
+	[SIM_MANY_POINT] = "BEGIN at a point of many kinds",
+	[SIM_MANY_LET] = "side page of many kinds let go",
+	[SIM_MANY_AWAITED] = "waited for a declared point of many kinds",
 	[SIM_MATCH_GAVE] = "match that gave way to its BEGIN",
 	[SIM_MATCH_ENDED] = "match that gave its end for a quota",
 	[SIM_FEED_CHECKED] = "subscriber compared with the arena",
@@ -259,7 +263,7 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 		n += missing(c->policy[policy], "policy", policy_names[policy], to);
 	n += missing(c->probe_hits, "probe", "with a hit", to);
 	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
-		if (i < SIM_POINT_AWAITED || i > SIM_POINT_GONE) /* too rare without focus */
+		if (i < SIM_POINT_AWAITED || i > SIM_SIDES_LAST) /* too rare without focus */
 			n += missing(c->rare[i], "case:", rare_names[i], to);
 	return n;
 }

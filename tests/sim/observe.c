@@ -179,6 +179,7 @@ static void learn_sides(struct sim *sim, const struct kvt_record *r)
 		taken++;
 	}
 	rare[SIM_SIDE_TAKEN] += taken > 0;
+	rare[SIM_MANY_TAKEN] += taken > 0 && sim->many;
 	rare[SIM_SIDE_TWIN] += r->n_list > 0;
 	rare[SIM_SIDE_DROPPED] += r->n_out > 0 && r->n_events == 0;
 	rare[SIM_SIDE_LATE] += taken > 0 && r->sqe.arg < r->cqe.commit.next;
@@ -316,6 +317,7 @@ static void count_rare(struct sim *sim, const struct kvt_record *r)
 		rare[SIM_BEGIN_BEHIND] +=
 			ok && r->sqe.node && r->cqe.begin.matched > r->sqe.positions;
 		rare[SIM_POINT] += ok && r->cqe.begin.reusable > 0 && sim->config.n_sides > 0;
+		rare[SIM_MANY_POINT] += ok && r->cqe.begin.reusable > 0 && sim->many;
 		rare[SIM_POINT_SHORT] += ok && r->cqe.begin.reusable > 0 &&
 					 sim->config.n_sides > 0 &&
 					 r->cqe.begin.reusable + sim->config.page_size <
@@ -438,8 +440,10 @@ void sim_on_record(void *context, const struct kvt_record *r)
 static void count_let(struct sim *sim, const struct kvt_record *r, uint32_t before)
 {
 	uint32_t now = model_count_let(sim->oracle, 0);
+	bool let = r->sqe.op == KVT_OP_COMMIT && now > before;
 
-	sim->coverage->rare[SIM_SIDE_LET] += r->sqe.op == KVT_OP_COMMIT && now > before;
+	sim->coverage->rare[SIM_SIDE_LET] += let;
+	sim->coverage->rare[SIM_MANY_LET] += let && sim->many;
 	sim->coverage->rare[SIM_SIDE_LET_REUSED] += r->sqe.op == KVT_OP_BEGIN && r->n_out == 0 &&
 						    now < before;
 }
@@ -455,6 +459,7 @@ static void count_awaited(struct sim *sim, const struct kvt_record *r)
 		if (!p->waits || p->seq != token || !p->for_point)
 			continue;
 		sim->coverage->rare[SIM_POINT_AWAITED]++;
+		sim->coverage->rare[SIM_MANY_AWAITED] += sim->many;
 		sim->coverage->rare[SIM_POINT_CACHED] +=
 			model_page_at(sim->oracle, sim->oracle->leases[p->awaited].node,
 				      p->goal - 1) != 0;

@@ -14,6 +14,8 @@
 #include "tests/lib/refusal.h"
 #include "tests/sim/sim.h"
 
+#define SIDES_MOST (2 * KVT_MAX_SIDES) /* pairs of a COMMIT */
+
 /* ---- keys: few values, shared beginnings */
 
 /* With large pages a page is one random symbol from which its keys follow, but for a rare slip. */
@@ -285,7 +287,7 @@ static void op_alloc(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
 
-	shot->sqe.arg = sim_chance(sim, 900) ? sim_below(sim, 6) :
+	shot->sqe.arg = sim_chance(sim, 900) ? sim_below(sim, sim->many ? 60 : 6) :
 					       sim_below(sim, sim->config.n_pages + 2);
 	put_list(shot, shot->sqe.arg);
 	if (sim_chance(sim, 300)) {
@@ -511,12 +513,13 @@ static bool at_its_point(const struct shot *shot)
 static void put_sides(struct shot *shot)
 {
 	struct sim *sim = shot->sim;
-	uint32_t places[32], pages[32], n = choose_places(shot, places, 32), given = n;
+	uint32_t places[SIDES_MOST], pages[SIDES_MOST];
+	uint32_t n = choose_places(shot, places, SIDES_MOST), given = n;
 	uint32_t *at = keys_of(shot) + shot->sqe.keys_offset;
 	bool makes = at_its_point(shot) && sim_chance(sim, 800);
 
 	if (sim_chance(sim, 400))
-		n = places_taken(shot, places, n, 32);
+		n = places_taken(shot, places, n, SIDES_MOST);
 	put_pages(shot, pages, given);
 	memmove(at + 1 + 2 * n, at, shot->sqe.n_keys * sizeof(*at));
 	at[0] = sim_chance(sim, 10) ? sim_below(sim, UINT32_MAX) : n;

@@ -30,6 +30,7 @@
 #define SIM_KEPT_AREA (SIM_KEPT_KEYS * SIM_KEPT_EACH) /* behind the other keys */
 #define SIM_ROOT_KEYS 4
 #define SIM_LIST_AREA 4096
+#define SIM_MANY_KINDS 9
 #define SIM_SEQUENCES 24
 #define SIM_HANDLES 24
 #define SIM_LEASES 24  /* remembered by a session, dead ones too */
@@ -151,7 +152,11 @@ enum sim_rare {
 	SIM_POINT_CACHED,  /* although the pages in front of it were cached */
 	SIM_POINT_MADE,    /* and could use it */
 	SIM_POINT_GONE,    /* or found that it would not be made */
-	SIM_SIDES_LAST = SIM_POINT_GONE,
+	SIM_MANY_TAKEN,    /* with many kinds: a side page taken */
+	SIM_MANY_POINT,    /* BEGIN at a point */
+	SIM_MANY_LET,      /* COMMIT let one go */
+	SIM_MANY_AWAITED,  /* a BEGIN waited for a declared point */
+	SIM_SIDES_LAST = SIM_MANY_AWAITED,
 	SIM_MATCH_GAVE,    /* pages were evicted for a BEGIN whose match had its room */
 	SIM_MATCH_ENDED,   /* pages of a match were evicted, for a BEGIN that had room, not quota */
 	SIM_MEMBER,        /* a rank joined a group */
@@ -221,6 +226,7 @@ struct sim {
 	uint64_t held_mutation;
 	struct kvt_record held[SIM_HELD];
 	bool focus; /* sim_focus() */
+	bool many;  /* at least SIM_MANY_KINDS kinds of side pages, and pages for them */
 	bool tiny; /* set before sim_create(): small enough to check at every store */
 	bool steady; /* a restart keeps all options */
 	struct kvt_oracle *oracle;

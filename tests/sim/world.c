@@ -102,13 +102,15 @@ static void choose_limits(struct sim *sim)
 	snprintf(c->space_limits[0].name, sizeof(c->space_limits[0].name), "%016x%016x", 1, 7);
 }
 
-/* Sequences that share points, and few refusals: what concerns side pages happens often. */
+/* Sequences that share points, some of many kinds, and few refusals: what concerns side pages
+ * happens often. */
 static void choose_focus(struct sim *sim)
 {
 	struct kvt_core_config *c = &sim->config;
 
+	sim->many = sim_chance(sim, 300);
 	c->page_size = sim_between(sim, 1, 3);
-	c->n_pages = sim_between(sim, 40, 160);
+	c->n_pages = sim_between(sim, 40, 160) + (sim->many ? 200 : 0); /* some points fit */
 	c->n_slots = sim_chance(sim, 200) ? c->n_pages + 1 :
 		     sim_chance(sim, 700) ? 2 * c->n_pages : 0;
 	c->max_nodes = c->n_pages + 24;
@@ -121,9 +123,10 @@ static void choose_focus(struct sim *sim)
 	c->reserve_pages = sim_chance(sim, 200) ? c->n_pages / 4 : 0;
 	c->coalesce_threshold = sim_chance(sim, 700) ? 0 : c->page_size;
 	c->disabled = sim->wide = false;
-	c->n_sides = sim_between(sim, 1, 2);
-	c->side_pages[0] = 1;
-	c->side_pages[1] = sim_between(sim, 1, 2);
+	c->n_sides = sim->many ? sim_between(sim, SIM_MANY_KINDS, KVT_MAX_SIDES) :
+				 sim_between(sim, 1, 2);
+	for (uint32_t kind = 0; kind < c->n_sides; kind++)
+		c->side_pages[kind] = kind == 1 ? sim_between(sim, 1, 2) : 1;
 }
 
 static void choose_config(struct sim *sim)
