@@ -78,7 +78,7 @@ extern "C" {
  * lease that is refused pages holds its match: end it. COMMIT takes keys as far as the table goes.
  * At most 1 in 16 pages of the pool (n_slots) may be announced without a page behind it: -ENOSPC,
  * reason `slots`, `available` counts the leading pages whose keys BEGIN can take. Begin with those;
- * COMMIT brings the other keys. Submit it: kvt_seq_start() takes no such flag.
+ * COMMIT brings the other keys. kvt_seq_start() does so: its sequence holds the others until then.
  *
  * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
  * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and

@@ -51,7 +51,9 @@ int kvt_seq_continue(struct kvt_client *client, uint32_t namespace_id, struct kv
 
 /** Begin a sequence as a BEGIN describes it. Reads namespace_id, root_key, keys and n_keys (all
  * keys), arg (the extra positions), flags, point, min_positions, and handle (where it continues, or
- * none). The rules of kvt_seq_continue() hold, for the root key, too. */
+ * none). The rules of kvt_seq_continue() hold, for the root key, too. With KVT_F_NO_PAGES and no
+ * extra positions the page table ends with the reusable pages: kvt_seq_extend() gives the others,
+ * and commits bring the keys that have no slot yet (see struct kvt_request). */
 int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		  struct kvt_seq **ret_seq);
 

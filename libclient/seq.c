@@ -182,6 +182,38 @@ static void begun(struct kvt_seq *seq, const struct kvt_result *result, uint32_t
 		memcpy(seq->sides, result->sides, result->n_sides * sizeof(*seq->sides));
 }
 
+/* Have room to hold `n` keys. */
+static int hold_room(struct kvt_seq *seq, uint64_t n)
+{
+	KVT_KEEP_ERRNO;
+	uint32_t *held;
+
+	if (n <= seq->held_capacity)
+		return 0;
+	held = n < 1u << 31 ? realloc(seq->held, n * sizeof(*held)) : NULL;
+	if (!held)
+		return kvt_client_fail(seq->client, -ENOMEM, 0, "out of memory for %llu keys",
+				       (unsigned long long)n);
+	seq->held = held;
+	seq->held_capacity = (uint32_t)n;
+	return 0;
+}
+
+/* Refused for want of slots, without pages: true if it can begin with fewer keys. With FULL, since
+ * the keys that are left out follow. */
+static bool fewer_keys(const struct kvt_client *client, struct kvt_request *begin)
+{
+	uint64_t fit = (uint64_t)client->error.available * client->info.page_size;
+
+	if (client->error.reason != KVT_REASON_SLOTS || fit >= begin->n_keys)
+		return false;
+	begin->n_keys = (uint32_t)fit;
+	begin->flags |= KVT_F_FULL;
+	if (begin->min_positions > begin->n_keys)
+		begin->min_positions = begin->n_keys;
+	return true;
+}
+
 int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		  struct kvt_seq **ret_seq)
 {
@@ -204,10 +236,6 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 
 	if (rc != 0)
 		return rc;
-	if (begin->flags & KVT_F_NO_PAGES)
-		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
-				       "begin: no NO_PAGES here: a sequence has a page table; "
-				       "submit a BEGIN (kvt_submit())");
 	if (begin->flags & (KVT_F_WAIT | KVT_F_NO_WAIT))
 		return kvt_client_fail(client, -EINVAL, KVT_REASON_BAD_FLAGS,
 				       "begin: no WAIT or NO_WAIT here: set begin_wait_ns, or "
@@ -224,12 +252,19 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 	rc = seq_take_for(client, table, &seq);
 	if (rc != 0)
 		return rc;
-	rc = kvt_client_call_known(client, &request, start, &result);
+	rc = begin->flags & KVT_F_NO_PAGES ? hold_room(seq, begin->n_keys) : 0;
+	if (rc == 0)
+		rc = kvt_client_call_known(client, &request, start, &result);
+	while (rc == -ENOSPC && fewer_keys(client, &request))
+		rc = kvt_client_call_known(client, &request, start, &result);
 	if (rc != 0) {
 		kvt_seq_recycle(seq);
 		return rc;
 	}
-	begun(seq, &result, begin->n_keys);
+	begun(seq, &result, request.n_keys);
+	seq->n_held = begin->n_keys - request.n_keys;
+	if (seq->n_held)
+		memcpy(seq->held, begin->keys + request.n_keys, seq->n_held * sizeof(*seq->held));
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
 	return 0;
@@ -350,8 +385,8 @@ int kvt_seq_poll(struct kvt_seq *seq)
 static int commit_keys(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys, uint64_t limit,
 		       struct kvt_request *request)
 {
-	KVT_KEEP_ERRNO;
 	uint64_t n = (uint64_t)seq->n_held + n_keys, room = limit - seq->known;
+	int rc;
 
 	if (n_keys && !keys)
 		return kvt_client_fail(seq->client, -EINVAL, KVT_REASON_BAD_KEYS,
@@ -362,16 +397,9 @@ static int commit_keys(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_key
 	request->keys = keys;
 	if (seq->n_held == 0 && request->n_keys == n_keys)
 		return 0;
-	if (n > seq->held_capacity) {
-		uint32_t *held = n < 1u << 31 ? realloc(seq->held, n * sizeof(*held)) : NULL;
-
-		if (!held)
-			return kvt_client_fail(seq->client, -ENOMEM, 0,
-					       "out of memory for %llu keys",
-					       (unsigned long long)n);
-		seq->held = held;
-		seq->held_capacity = (uint32_t)n;
-	}
+	rc = hold_room(seq, n);
+	if (rc != 0)
+		return rc;
 	if (n_keys)
 		memcpy(seq->held + seq->n_held, keys, n_keys * sizeof(*keys));
 	request->keys = seq->held;

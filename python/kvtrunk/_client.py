@@ -38,6 +38,7 @@ _COUNTER_TRIES, _COUNTER_PAUSE_S = 1000, 0.001  # of an observer
 _COUNTERS = [name for name, _ in ffi.typeof("struct kvt_counters").fields if name != "reserved"]
 _begin, _FULL, _FORCE_MISS = lib.kvtpy_begin, lib.KVT_F_FULL, lib.KVT_F_FORCE_MISS
 _OWN_STREAM, _SHORTER = lib.KVT_F_OWN_STREAM, lib.KVT_F_SHORTER
+_NO_PAGES = lib.KVT_F_NO_PAGES
 
 
 def version() -> str:
@@ -258,14 +259,15 @@ class Namespace(Owner):
         request.n_keys, request.keys = n, keys
 
     def begin(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
-              force_miss: bool = False, own_stream: bool = False, point: int = 0,
-              min_positions: int = 0) -> Sequence:
+              force_miss: bool = False, own_stream: bool = False, no_pages: bool = False,
+              point: int = 0, min_positions: int = 0) -> Sequence:
         """Begin a sequence: match the prompt, lock the match, announce the rest, and get a page
         table for len(tokens) + extra positions. All or nothing.
 
         tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
         full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
-        Client.alloc(). point: where pages have sides, the positions behind which the commit that
+        Client.alloc(). no_pages: without extra, the table ends with the reusable pages, and extend()
+        gives the others; until then nobody waits for this sequence. point: where pages have sides, the positions behind which the commit that
         reaches them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is
         cached or announced: others that could continue there wait for it. min_positions: with fewer
         tokens the sequence reuses and publishes nothing, and a shorter match is not reused.
@@ -274,7 +276,7 @@ class Namespace(Owner):
         """
         keys, n = keys_of(tokens)
         flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
-                 (_OWN_STREAM if own_stream else 0))
+                 (_OWN_STREAM if own_stream else 0) | (_NO_PAGES if no_pages else 0))
         client = self._client
         got = Got(client)
         with client._lock:

@@ -52,6 +52,25 @@ def test_below_a_minimum_nothing_is_published_or_reused(client, ns):
     assert reused(49, 17) == 0 and reused(49, 16) == 48
 
 
+def test_a_prompt_of_half_the_pool_begins_without_pages(client, ns):
+    """Its keys are more than have slots: commits bring the others."""
+    half = client.info.n_pages // 2 * 16
+    tokens = list(range(half))
+    client.evict(client.info.n_pages)
+    with ns.begin(tokens, no_pages=True) as seq:
+        assert (seq.reusable, seq.known, len(seq.pages)) == (0, half, 0)
+        for computed in range(16, half + 1, 16):
+            seq.extend(16)
+            seq.commit(computed)
+        assert seq.known == half and len(seq.pages) == half // 16
+    assert ns.match(tokens).positions == half
+    with ns.begin([*tokens, 1], no_pages=True) as seq:
+        assert (seq.reusable, len(seq.pages)) == (half, half // 16)
+    with pytest.raises(kvtrunk.InvalidArgument):
+        ns.begin(tokens, extra=16, no_pages=True)
+    client.evict(client.info.n_pages)
+
+
 def test_a_sequence_lives_from_begin_to_end(client, ns):
     tokens = list(range(100))
     with ns.begin(tokens, extra=20) as seq:
