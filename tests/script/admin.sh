@@ -51,7 +51,7 @@ expect 2 "no daemon: let the first line be '#daemon " \
 	env KVTRUNK_SOCKET=/nowhere/at.all "$kvtlab" script - <<<"a open"
 expect 0 '"op":"open".*"ok":true.*"page_size":3' env KVTRUNK_SOCKET=/nowhere/at.all \
 	"$kvtlab" script - <<<$'#daemon page_size=3 n_pages=9\na open'
-expect 3 "no_such_option" "$kvtlab" script --daemon no_such_option=1 - </dev/null
+expect 2 "no_such_option" "$kvtlab" script --daemon no_such_option=1 - </dev/null
 
 # ---- line by line
 options="drain_ms=0 page_size=4 n_pages=64 page_bytes=64 hugepages=no test_clock=yes"

@@ -356,6 +356,24 @@ static bool is_operation(const char *text)
 	return text[0] != '#' && text[0] != '\n' && strncmp(text, "echo", 4) != 0;
 }
 
+/* Add what a scenario's own #daemon lines leave open: an option is given once. */
+static void add_defaults(struct scenario *scenario)
+{
+	static const char *const defaults[] = { " page_bytes=64", " test_clock=yes",
+						" hugepages=no", " max_leases=0",
+						" max_private_pages=0" };
+
+	for (size_t i = 0; i < sizeof(defaults) / sizeof(defaults[0]); i++) {
+		int name = (int)(strchr(defaults[i], '=') - defaults[i]) + 1;
+		char own[32];
+
+		snprintf(own, sizeof(own), "%.*s", name, defaults[i]);
+		if (!strstr(scenario->daemon, own))
+			strncat(scenario->daemon, defaults[i],
+				sizeof(scenario->daemon) - strlen(scenario->daemon) - 1);
+	}
+}
+
 /* Write the scenario to a descriptor that kvtlab reads as its standard input, and parse its
  * head. */
 static int put_scenario(struct scenario *scenario, FILE *from, FILE *to)
@@ -378,6 +396,7 @@ static int put_scenario(struct scenario *scenario, FILE *from, FILE *to)
 			put_line(scenario, to, AUDITOR " audit\n", source);
 	}
 	put_line(scenario, to, AUDITOR " audit\n", source);
+	add_defaults(scenario);
 	free(text);
 	return fflush(to) || ferror(to) ? -1 : 0;
 }
@@ -495,11 +514,7 @@ static void take_output(struct scenario *scenario, int input)
 /* 0: passed, 1: failed, 2: cannot run. */
 static int run_on(int program, int argc, char **argv)
 {
-	struct scenario scenario = {
-		.path = argv[1], .program = program,
-		.daemon = "page_bytes=64 test_clock=yes hugepages=no "
-			  "max_leases=0 max_private_pages=0",
-	};
+	struct scenario scenario = { .path = argv[1], .program = program };
 	int input = read_scenario(&scenario, argc, argv), status = 2;
 
 	if (input < 0) {

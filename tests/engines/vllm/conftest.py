@@ -31,10 +31,11 @@ def geometry(layers=2, kv_heads=2, head_dim=64, **more):
 def flags(folder, *more):
     """What `python -m kvtrunk.vllm flags` prints: options of a daemon, and the first engine's
     command."""
+    most = {"--block-size": str(PAGE), "--device": "cpu", "--pool-bytes": "16M"}
     said = subprocess.run(
-        [sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), "--block-size", str(PAGE),
-         "--device", "cpu", "--pool-bytes", "16M", *more], check=True, capture_output=True,
-        text=True).stdout
+        [sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), *more,
+         *(word for name, value in most.items() if name not in more for word in (name, value))],
+        check=True, capture_output=True, text=True).stdout
     daemon, command, *_ = (line for line in said.splitlines() if not line.startswith("#"))
     options = dict(word[2:].split("=", 1) for word in shlex.split(daemon)[1:] if "=" in word)
     return {**{name.replace("-", "_"): value for name, value in options.items()},
