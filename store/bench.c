@@ -163,7 +163,7 @@ static int await_file(struct bench *bench)
 		poll(&ended, 1, -1);
 		take_arrivals(bench);
 	}
-	return bench->file->bad_slots ? -EIO : 0;
+	return bench->file->slots.n_failed ? -EIO : 0;
 }
 
 /* Let n new pages come into memory, and as many old ones leave it. */

@@ -4,9 +4,10 @@
  * by tier.c through struct kvt_below; file_open.c makes and ends it.
  *
  * Invariants: an operation in flight owns a record of the memory and a slot. The record of a write
- * is pinned, its slot is private; of a read it is the reverse. Writes are ended in the order in
- * which they began, so a page is found after the one in front of it. The rings have room for all
- * operations. Checksums of records are computed without the lock of the memory, in turn().
+ * is pinned, its slot has no page; of a read it is the reverse. Writes are ended in the order in
+ * which they began, so a page is found after the one in front of it, and a group's names are
+ * written after its slots. The rings have room for all operations. Checksums of records are
+ * computed without the lock of the memory, in turn().
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,9 +29,21 @@
 
 /* ---- slots */
 
-static uint64_t offset_of(const struct kvt_file *file, uint32_t slot)
+uint64_t kvt_file_slot_bytes(const struct kvt_file *file)
 {
-	return KVT_FILE_BLOCK + (slot - 1) * (KVT_FILE_BLOCK + file->tier->record_bytes);
+	return KVT_FILE_BLOCK + file->tier->record_bytes;
+}
+
+uint64_t kvt_file_group_at(const struct kvt_file *file, uint32_t group)
+{
+	return KVT_FILE_BLOCK + group * (KVT_FILE_BLOCK +
+					 KVT_SLOTS_GROUP * kvt_file_slot_bytes(file));
+}
+
+uint64_t kvt_file_slot_at(const struct kvt_file *file, uint32_t slot)
+{
+	return kvt_file_group_at(file, kvt_slots_group(slot)) + KVT_FILE_BLOCK +
+	       (slot - 1) % KVT_SLOTS_GROUP * kvt_file_slot_bytes(file);
 }
 
 static uint32_t crc_of(struct kvt_file_slot header)
@@ -43,7 +56,7 @@ bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *h
 {
 	return memcmp(header->magic, KVT_FILE_SLOT_MAGIC, sizeof(header->magic)) == 0 &&
 	       header->record_bytes == file->tier->record_bytes &&
-	       header->crc == crc_of(*header) && header->generation >= file->head.first_write;
+	       header->crc == crc_of(*header) && header->number >= file->slots.first;
 }
 
 static struct kvt_chain page_at(const struct kvt_index *index, uint32_t entry)
@@ -54,35 +67,14 @@ static struct kvt_chain page_at(const struct kvt_index *index, uint32_t entry)
 	return page;
 }
 
-/* The slot that a page can be read from. 0: none. */
-static uint32_t good_slot(const struct kvt_file *file, const struct kvt_chain *page)
-{
-	uint32_t slot = kvt_index_find(&file->slots, page);
-
-	return file->slots.entries[slot].bad ? 0 : slot;
-}
-
-/* The slot of a page that is written, or will be. 0: none. */
-static uint32_t slot_of(const struct kvt_file *file, const struct kvt_chain *page)
-{
-	uint32_t slot = kvt_index_find(&file->slots, page);
-
-	for (uint32_t i = 0; i < file->in_flight[KVT_FILE_WRITE] && !slot; i++)
-		if (memcmp(file->writes[(file->first_write + i) % KVT_FILE_DEPTH_MOST]->page.digest,
-			   page->digest, KVT_CHAIN_KEY_BYTES) == 0)
-			slot = file->writes[(file->first_write + i) % KVT_FILE_DEPTH_MOST]->slot;
-	return slot;
-}
-
 /* Write the header of a page, but for its checksums. Its number is that of now: a drop before they
  * are there counts. */
 static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
 {
 	struct kvt_file_slot header = {
 		.record_bytes = file->tier->record_bytes,
-		.generation = file->next_write++,
+		.number = file->slots.next_number++,
 		.time = file->tier->index.entries[op->entry].time,
-		.front = op->first ? 0 : slot_of(file, &op->front),
 	};
 
 	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
@@ -108,11 +100,6 @@ static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
 	       memcmp(header->record_crc, op->crc, sizeof(op->crc)) == 0;
 }
 
-static uint32_t time_of(const struct kvt_file_op *op)
-{
-	return ((const struct kvt_file_slot *)op->header)->time;
-}
-
 /* ---- operations */
 
 static void push(struct kvt_file_queue *queue, struct kvt_file_op *op)
@@ -134,7 +121,8 @@ static struct kvt_file_op *pop(struct kvt_file_queue *queue)
 	return op;
 }
 
-struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind kind)
+/* Take an operation. NULL: as many of this kind are in flight as may be. */
+static struct kvt_file_op *take_op(struct kvt_file *file, enum kvt_file_kind kind)
 {
 	struct kvt_file_op *op = file->free_op;
 
@@ -147,7 +135,7 @@ struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind k
 	return op;
 }
 
-void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op)
+static void free_op(struct kvt_file *file, struct kvt_file_op *op)
 {
 	file->in_flight[op->kind]--;
 	op->busy = false;
@@ -155,27 +143,32 @@ void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op)
 	file->free_op = op;
 }
 
-void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole)
+/* Start an operation: on its slot, or on the names of its slot's group. */
+static void submit(struct kvt_file *file, struct kvt_file_op *op)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&file->ring);
-	uint64_t offset = offset_of(file, op->slot);
+	uint64_t slot_at = kvt_file_slot_at(file, op->slot);
+	uint64_t group_at = kvt_file_group_at(file, kvt_slots_group(op->slot));
 
 	KVT_ASSERT(sqe);
 	op->begun_ns = (uint64_t)kvt_now_ns();
 	op->parts[0] = (struct iovec){ op->header, KVT_FILE_BLOCK };
-	if (whole)
+	if (op->kind != KVT_FILE_NAMES)
 		op->parts[1] = (struct iovec){ kvt_tier_record(file->tier, op->entry),
 					       file->tier->record_bytes };
 	if (op->kind == KVT_FILE_READ)
-		io_uring_prep_readv(sqe, file->fd, op->parts, whole ? 2 : 1, offset);
+		io_uring_prep_readv(sqe, file->fd, op->parts, 2, slot_at);
+	else if (op->kind == KVT_FILE_WRITE)
+		io_uring_prep_writev(sqe, file->fd, op->parts, 2, slot_at);
 	else
-		io_uring_prep_writev(sqe, file->fd, op->parts, 2, offset);
+		io_uring_prep_writev(sqe, file->fd, op->parts, 1, group_at);
 	io_uring_sqe_set_data(sqe, op);
-	/* What the kernel does not take now stays in the ring, for kvt_file_done(). */
+	/* What the kernel does not take now stays in the ring, for done(). */
 	io_uring_submit(&file->ring);
 }
 
-struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result)
+/* Return an operation that ended, with the result of its system call. NULL: there is none. */
+static struct kvt_file_op *done(struct kvt_file *file)
 {
 	struct io_uring_cqe *cqe;
 	struct kvt_file_op *op;
@@ -185,7 +178,7 @@ struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result)
 	if (io_uring_peek_cqe(&file->ring, &cqe) != 0)
 		return NULL;
 	op = io_uring_cqe_get_data(cqe);
-	*ret_result = cqe->res;
+	op->result = cqe->res;
 	io_uring_cqe_seen(&file->ring, cqe);
 	return op;
 }
@@ -253,17 +246,33 @@ static void note_read(struct kvt_file *file, uint64_t took_ns)
 			"for seconds\n", file->path, (unsigned long long)(SLOW_NS / 1000000));
 }
 
-static bool is_whole(const struct kvt_file *file, int result)
+static bool is_whole(const struct kvt_file *file, const struct kvt_file_op *op)
 {
-	return result > 0 && (uint64_t)result == KVT_FILE_BLOCK + file->tier->record_bytes;
+	return op->result > 0 && (uint64_t)op->result == kvt_file_slot_bytes(file);
 }
 
 /* ---- writes */
 
+/* Operations that have a slot. */
+static uint32_t n_in_use(const struct kvt_file *file)
+{
+	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE];
+}
+
+static bool is_in_use(const struct kvt_file *file, uint32_t slot)
+{
+	for (uint32_t i = 0; i < KVT_FILE_KINDS * file->depth; i++)
+		if (file->ops[i].busy && file->ops[i].kind != KVT_FILE_NAMES &&
+		    file->ops[i].slot == slot)
+			return true;
+	return false;
+}
+
 bool kvt_file_has_room(const struct kvt_file *file)
 {
-	return file->free_op && file->in_flight[KVT_FILE_WRITE] < file->writes_most &&
-	       (file->slots.first_free || file->slots.oldest);
+	return file->in_flight[KVT_FILE_WRITE] < file->writes_most &&
+	       (!file->writer.closing || file->last_steps > 0) &&
+	       file->slots.n - file->slots.n_failed > n_in_use(file);
 }
 
 bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry)
@@ -273,48 +282,43 @@ bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry)
 	return e->first || (e->front && file->tier->index.entries[e->front].kept);
 }
 
-/* Note that a page of the memory is not in the file, if it is in memory. */
-static void unkeep(struct kvt_file *file, const struct kvt_chain *page)
+/* Forget the page of a slot, also that the memory has it here. */
+static void forget(struct kvt_file *file, uint32_t slot)
 {
-	uint32_t entry = kvt_index_find(&file->tier->index, page);
+	struct kvt_chain page = kvt_slots_page(&file->slots, slot);
+	uint32_t entry = kvt_slots_has(&file->slots, slot) ?
+			 kvt_index_find(&file->tier->index, &page) : 0;
 
 	if (entry)
 		file->tier->index.entries[entry].kept = 0;
+	kvt_slots_forget(&file->slots, slot);
 }
 
-/* Take a slot for a page: its own, if that is bad, for others may be behind it. */
-static uint32_t take_slot(struct kvt_file *file, const struct kvt_chain *page, bool *ret_again)
+/* Take the next slot that no operation has: there is one. */
+static uint32_t take_slot(struct kvt_file *file)
 {
-	bool leaves = !file->slots.first_free;
-	uint32_t slot = kvt_index_find(&file->slots, page);
-	struct kvt_chain other;
+	uint32_t slot;
 
-	*ret_again = slot != 0;
-	if (slot) {
-		kvt_index_pin(&file->slots, slot);
-		return slot;
-	}
-	slot = kvt_index_take(&file->slots);
-	other = page_at(&file->slots, slot);
-	if (leaves)
-		unkeep(file, &other);
+	do {
+		slot = kvt_slots_step(&file->slots);
+		file->last_steps -= file->last_steps > 0;
+	} while (!slot || is_in_use(file, slot));
+	forget(file, slot);
 	return slot;
 }
 
 void kvt_file_write(struct kvt_file *file, uint32_t entry)
 {
 	struct kvt_index *ram = &file->tier->index;
-	struct kvt_file_op *op = kvt_file_op_take(file, KVT_FILE_WRITE);
+	uint32_t slot = take_slot(file);
+	struct kvt_file_op *op = take_op(file, KVT_FILE_WRITE);
 	uint32_t at = file->first_write + file->in_flight[KVT_FILE_WRITE] - 1;
 
 	KVT_ASSERT(op && !ram->entries[entry].kept);
 	op->page = page_at(ram, entry);
-	op->slot = take_slot(file, &op->page, &op->again);
+	op->slot = slot;
 	op->entry = entry;
 	op->ended = false;
-	op->first = ram->entries[entry].first;
-	if (!op->first)
-		op->front = page_at(ram, ram->entries[entry].front);
 	file->writes[at % KVT_FILE_DEPTH_MOST] = op;
 	begin_header(file, op);
 	kvt_index_pin(ram, entry);
@@ -329,32 +333,41 @@ static void entered(void *self, uint32_t entry)
 	struct kvt_index_entry *e = &file->tier->index.entries[entry];
 	struct kvt_chain page = page_at(&file->tier->index, entry);
 
-	e->kept = good_slot(file, &page) != 0;
+	uint32_t slot = kvt_slots_find(&file->slots, &page);
+
+	e->kept = slot != 0;
+	if (slot)
+		kvt_slots_use(&file->slots, slot);
 	e->used |= kvt_ghost_has(&file->ghost, &page);
 }
 
-/* Take the oldest write, which has ended. What its page is behind was written before it. */
+void kvt_file_write_names(struct kvt_file *file)
+{
+	struct kvt_file_op *op = take_op(file, KVT_FILE_NAMES);
+
+	if (!op)
+		return;
+	op->slot = file->group * KVT_SLOTS_GROUP + 1;
+	kvt_slots_seal(&file->slots, file->group, (struct kvt_slot_name *)op->header);
+	submit(file, op);
+}
+
+/* Take the oldest write, which has ended. */
 static void end_write(struct kvt_file *file, struct kvt_file_op *op)
 {
+	const struct kvt_file_slot *header = (const struct kvt_file_slot *)op->header;
 	struct kvt_index_entry *e = &file->tier->index.entries[op->entry];
-	uint32_t front = op->first ? 0 : kvt_index_find(&file->slots, &op->front);
-	bool found = kvt_index_put_back(&file->tier->index, op->entry), good;
+	bool found = kvt_index_put_back(&file->tier->index, op->entry);
+	bool good = is_whole(file, op) && kvt_file_slot_ok(file, header);
 
-	good = is_whole(file, op->result) && (op->first || front) &&
-	       kvt_file_slot_ok(file, (const struct kvt_file_slot *)op->header);
-	if (op->result < 0)
+	if (kvt_slots_group(op->slot) != file->group)
+		kvt_file_write_names(file);
+	file->group = kvt_slots_group(op->slot);
+	if (good)
+		kvt_slots_publish(&file->slots, op->slot, &op->page, header->number, header->time);
+	if (op->result < 0) {
+		kvt_slots_fail(&file->slots, op->slot);
 		kvt_file_failed(file, "write", op->result);
-	if (op->again)
-		good &= kvt_index_unpin(&file->slots, op->slot);
-	else if (good)
-		kvt_index_publish(&file->slots, op->slot, &op->page, front);
-	if (good) {
-		file->slots.entries[op->slot].bad = 0;
-		file->slots.entries[op->slot].time = time_of(op);
-	} else if (!op->again && op->result < 0) {
-		file->bad_slots++; /* it stays private */
-	} else if (!op->again) {
-		kvt_index_drop(&file->slots, op->slot);
 	}
 	if (found)
 		e->kept = good;
@@ -362,13 +375,18 @@ static void end_write(struct kvt_file *file, struct kvt_file_op *op)
 	file->dropped += !good;
 	file->tier->n_writing--;
 	file->first_write = (file->first_write + 1) % KVT_FILE_DEPTH_MOST;
-	kvt_file_op_free(file, op);
+	free_op(file, op);
 }
 
 /* Note that a write has ended, and take those that may be. */
-static void ended(struct kvt_file *file, struct kvt_file_op *op, int result)
+static void ended(struct kvt_file *file, struct kvt_file_op *op)
 {
-	op->result = result;
+	if (op->kind == KVT_FILE_NAMES) {
+		if (op->result < 0)
+			kvt_file_failed(file, "write", op->result);
+		free_op(file, op);
+		return;
+	}
 	op->ended = true;
 	while (file->in_flight[KVT_FILE_WRITE] && file->writes[file->first_write]->ended)
 		end_write(file, file->writes[file->first_write]);
@@ -380,57 +398,41 @@ static bool has(void *self, const struct kvt_chain *page)
 {
 	struct kvt_file *file = self;
 
-	return is_readable(file) && good_slot(file, page);
+	return is_readable(file) && kvt_slots_find(&file->slots, page);
 }
 
 static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 {
 	struct kvt_file *file = self;
-	uint32_t slot = is_readable(file) ? good_slot(file, page) : 0;
-	struct kvt_file_op *op = slot ? kvt_file_op_take(file, KVT_FILE_READ) : NULL;
+	uint32_t slot = is_readable(file) ? kvt_slots_find(&file->slots, page) : 0;
+	struct kvt_file_op *op = slot ? take_op(file, KVT_FILE_READ) : NULL;
 
 	if (!op)
 		return slot ? -EAGAIN : -ENOENT;
 	op->slot = slot;
 	op->entry = entry;
 	op->page = *page;
-	kvt_index_pin(&file->slots, slot);
-	file->tier->index.entries[entry].time = file->slots.entries[slot].time;
-	kvt_file_submit(file, op, true);
+	submit(file, op);
 	return 0;
 }
 
-/* Give up a slot that is not as it was written. Where others are behind it, it is written again
- * with its page. */
-static void spoil(struct kvt_file *file, const struct kvt_file_op *op)
+/* Check what was read. A slot that is not as it was written loses its page. */
+static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 {
-	struct kvt_index_entry *slot = &file->slots.entries[op->slot];
+	const struct kvt_file_slot *header = (const struct kvt_file_slot *)op->header;
+	bool found = kvt_slots_find(&file->slots, &op->page) == op->slot; /* it was not dropped */
+	bool good = found && is_whole(file, op) && sealed(file, op);
 
-	unkeep(file, &op->page);
-	slot->bad = 1;
-	file->bad_slots += op->result < 0;
-	if (slot->pins > 0)
-		return;
-	kvt_index_drop(&file->slots, op->slot);
-	if (op->result < 0) { /* not used until the next start */
-		uint32_t taken = kvt_index_take(&file->slots);
-
-		KVT_ASSERT(taken == op->slot); /* the last one that became free */
-	}
-}
-
-/* Take the slot of a read back. */
-static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op)
-{
-	bool found = kvt_index_unpin(&file->slots, op->slot);
-	bool good = found && is_whole(file, op->result) && sealed(file, op);
-
-	if (!good && found)
-		spoil(file, op);
 	if (op->result < 0)
 		kvt_file_failed(file, "read", op->result);
 	else
 		note_read(file, (uint64_t)kvt_now_ns() - op->begun_ns);
+	if (good)
+		file->tier->index.entries[op->entry].time = header->time;
+	else if (found)
+		forget(file, op->slot);
+	if (op->result < 0)
+		kvt_slots_fail(&file->slots, op->slot);
 	file->read += good;
 	file->bad += !good;
 	return good;
@@ -441,15 +443,11 @@ static bool end_slot(struct kvt_file *file, const struct kvt_file_op *op)
 static struct kvt_file_op *next_to_check(struct kvt_file *file, bool *ret_wrote)
 {
 	struct kvt_file_op *op;
-	int result;
 
 	kvt_tier_lock(file->tier);
 	op = pop(&file->begun);
-	while (!op && (op = kvt_file_done(file, &result)) != NULL) {
-		op->result = result;
-		if (op->kind == KVT_FILE_READ)
-			break;
-		ended(file, op, result);
+	while (!op && (op = done(file)) != NULL && op->kind != KVT_FILE_READ) {
+		ended(file, op);
 		*ret_wrote = true;
 		op = NULL;
 	}
@@ -463,13 +461,13 @@ bool kvt_file_turn(struct kvt_file *file)
 	bool wrote = false;
 
 	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file, &wrote)); n++) {
-		if (op->kind == KVT_FILE_WRITE || is_whole(file, op->result))
+		if (op->kind == KVT_FILE_WRITE || is_whole(file, op))
 			kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry),
 					    file->tier->record_bytes, op->crc);
 		kvt_tier_lock(file->tier);
 		if (op->kind == KVT_FILE_WRITE) {
 			seal(op);
-			kvt_file_submit(file, op, true);
+			submit(file, op);
 		} else {
 			push(&file->ended, op);
 		}
@@ -486,8 +484,8 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 	if (!op)
 		return false;
 	*ret_entry = op->entry;
-	*ret_good = end_slot(file, op);
-	kvt_file_op_free(file, op);
+	*ret_good = end_read(file, op);
+	free_op(file, op);
 	return true;
 }
 
@@ -504,7 +502,7 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		return (struct kvt_file_counts){ .bytes = 0 };
 	return (struct kvt_file_counts){
 		.bytes = file->bytes,
-		.room_pages = file->slots.n_entries,
+		.room_pages = file->slots.n,
 		.pages = file->slots.n_found,
 		.written = file->written,
 		.dropped = file->dropped,
@@ -513,7 +511,7 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		.unpaid_used = file->unpaid_used,
 		.read = file->read,
 		.bad = file->bad,
-		.bad_slots = file->bad_slots,
+		.bad_slots = file->slots.n_failed,
 		.closed = !is_readable(file),
 	};
 }

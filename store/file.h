@@ -8,20 +8,25 @@
  * written past the page cache (O_DIRECT) by io_uring.
  *
  *     block 0      struct kvt_file_head
- *     slots        each a block with struct kvt_file_slot, then the record: one write
- *     checkpoint   behind the last slot: what they hold, written at an orderly stop
+ *     groups       each a block of names (slots.h), then KVT_SLOTS_GROUP slots, the last one fewer
+ *     a slot       a block with struct kvt_file_slot, then the record: one write
+ *
+ *     groups       a block of names (slots.h), then KVT_SLOTS_GROUP slots each, the last one fewer
+ * The one that comes next loses its page, unless that came back or is being read. A group's names
+ * are written once its last slot is, and at an orderly stop. A start reads them, and the headers of
+ * slots where they are not the last word. So it is as quick after a crash, and nothing moves when
+ * the size changes.
  *
  * A slot holds a page if its header's checksum is right, and those of the record are as it says. A
- * start looks at headers only, a load at both. So a torn write, a flipped bit or a truncated file
- * costs pages, and no page is wrong. Without a checkpoint of the last start, all headers are read.
+ * load looks at both, so a torn write, a flipped bit or a truncated file costs pages, and no page
+ * is wrong. A wrong name costs its page.
  *
  * An operation that fails costs its slot, which is not used until the next start. More than ten in
  * a minute close the file for a minute, which doubles to an hour. Reads that take 250 ms in the
  * mean close it for reads, for 1 to 30 s: computing is quicker then.
  *
- * A page of the memory is written from where it lies, before it leaves (writer.h). A slot is as a
- * page of the memory: it pins the slot of the page in front of it, so what the file has can be
- * reached. If too many writes are in flight, the page is dropped and counted.
+ * A page of the memory is written from where it lies, before it leaves (writer.h). If too many
+ * writes are in flight, it is dropped and counted.
  */
 
 #include <stdbool.h>
@@ -48,13 +53,8 @@ struct kvt_file_head {
 	uint32_t crc; /* crc32c of all fields, with 0 here */
 	uint64_t record_bytes;
 	uint64_t n_slots;
-	uint64_t generation;            /* starts of stores on this file */
-	uint64_t checkpoint_generation; /* start that ended with the checkpoint */
-	uint64_t checkpoint_pages;
-	uint64_t next_write; /* at the checkpoint */
+	uint64_t generation;  /* starts of stores on this file */
 	uint64_t first_write; /* what was written before was dropped */
-	uint32_t checkpoint_crc;
-	uint32_t reserved;
 	struct kvt_file_cache caches[KVT_FILE_CACHES]; /* the last ones, the youngest first */
 };
 
@@ -62,12 +62,10 @@ struct kvt_file_slot {
 	char magic[8];
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
 	uint64_t record_bytes;
-	uint64_t generation; /* number of this write: the youngest of two wins */
+	uint64_t number; /* of this write */
 	uint32_t record_crc[4]; /* crc32c of each quarter of the record */
 	uint32_t crc; /* crc32c of all fields, with 0 here */
 	uint32_t time; /* as in struct kvt_index_entry */
-	uint32_t front; /* slot that the page in front had then, 0: there is none in front */
-	uint32_t reserved;
 };
 
 struct kvt_file_options {
@@ -95,7 +93,7 @@ uint64_t kvt_file_blocks(uint64_t bytes);
  * Errors: `why` says what to do. */
 int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 		  const struct kvt_file_options *options, struct kvt_error *why);
-/** Write what the memory holds, and a checkpoint, then close. `*stop`: end early. NULL: nothing is
+/** Write what the memory holds, and the names, then close. `*stop`: end early. NULL: nothing is
  * done. */
 void kvt_file_close(struct kvt_file *file, const volatile int *stop);
 /** Note that pages count for this cache, too, from now on. Returns its epoch when they last did: if

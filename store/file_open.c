@@ -3,8 +3,8 @@
  * How the file of a store begins and ends (file.h). Inputs: a path of the user's, which may name
  * anything, and a file that another store left, in any state. Called by session.c and main.c.
  *
- * Commit points: the head of a start is written before the first slot, so a checkpoint of before
- * counts no more. The head that names a new checkpoint is written after it.
+ * Commit point: the head of a start is written before the first slot, so no two starts give a write
+ * the same number.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,41 +24,35 @@
 #include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
-#define FORMAT 3u
+#define FORMAT 4u
 #define ALLOCATE_BYTES (1ull << 30) /* at a time */
 #define LOCK_TRIES 200u             /* 10 ms each */
-
-struct checkpoint_page {
-	uint8_t key[KVT_CHAIN_KEY_BYTES];
-	uint32_t slot;
-	uint32_t front; /* slot of the page in front, 0: none */
-	uint32_t time;  /* as in struct kvt_index_entry */
-};
+#define GROUPS_AT_ONCE 16384u       /* that are read until progress is told */
+#define START_SHIFT 40u             /* a number is a start's, and one of 2^40 of its writes */
 
 uint64_t kvt_file_blocks(uint64_t bytes)
 {
 	return (bytes + KVT_FILE_BLOCK - 1) / KVT_FILE_BLOCK * KVT_FILE_BLOCK;
 }
 
-/* ---- places in the file */
-
-static uint64_t checkpoint_at(uint64_t n_slots, uint64_t record_bytes)
+/* The size of a file of so many slots. */
+static uint64_t bytes_for(const struct kvt_file *file, uint64_t n_slots)
 {
-	return KVT_FILE_BLOCK + n_slots * (KVT_FILE_BLOCK + record_bytes);
+	return kvt_file_slot_at(file, (uint32_t)n_slots) + kvt_file_slot_bytes(file);
 }
 
-static uint64_t bytes_for(uint64_t n_slots, uint64_t record_bytes)
+/* Slots that a file of this size has. */
+static uint64_t slots_in(const struct kvt_file *file, uint64_t bytes)
 {
-	return checkpoint_at(n_slots, record_bytes) +
-	       kvt_file_blocks(n_slots * sizeof(struct checkpoint_page));
-}
+	uint64_t slot = kvt_file_slot_bytes(file), group = kvt_file_group_at(file, 1) -
+							   kvt_file_group_at(file, 0);
+	uint64_t left = bytes > KVT_FILE_BLOCK ? bytes - KVT_FILE_BLOCK : 0;
+	uint64_t n = left / group * KVT_SLOTS_GROUP;
 
-static uint64_t slots_in(uint64_t bytes, uint64_t record_bytes)
-{
-	uint64_t each = KVT_FILE_BLOCK + record_bytes + sizeof(struct checkpoint_page);
-	uint64_t n = bytes > 2 * KVT_FILE_BLOCK ? (bytes - 2 * KVT_FILE_BLOCK) / each : 0;
-
-	return n < KVT_INDEX_MAX ? n : KVT_INDEX_MAX;
+	left %= group;
+	if (left > KVT_FILE_BLOCK)
+		n += (left - KVT_FILE_BLOCK) / slot;
+	return n < KVT_SLOTS_MAX ? n : KVT_SLOTS_MAX;
 }
 
 /* ---- the head */
@@ -118,7 +112,7 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 	if (file->head.format != FORMAT)
 		return empty(file, why);
 	if (file->head.crc != crc_of(file->head) ||
-	    file->head.n_slots == 0 || file->head.n_slots > KVT_INDEX_MAX)
+	    file->head.n_slots == 0 || file->head.n_slots > KVT_SLOTS_MAX)
 		return kvt_store_fail(why, -EINVAL, "%s is damaged: remove it to begin an empty "
 				      "one", file->path);
 	if (file->head.record_bytes != file->tier->record_bytes)
@@ -222,7 +216,7 @@ static int allocate(struct kvt_file *file, struct kvt_error *why)
 static int make_ring(struct kvt_file *file)
 {
 	struct io_uring_cqe *cqe;
-	int rc = io_uring_queue_init(2 * file->depth, &file->ring, 0);
+	int rc = io_uring_queue_init(KVT_FILE_KINDS * file->depth, &file->ring, 0);
 
 	if (rc != 0)
 		return rc;
@@ -244,7 +238,7 @@ static int make_operations(struct kvt_file *file, struct kvt_error *why)
 		return kvt_store_fail(why, -EINVAL, "a file needs io_uring, which is refused here: "
 				      "%s (sysctl kernel.io_uring_disabled, RLIMIT_MEMLOCK, or a "
 				      "seccomp profile)", strerror(-rc));
-	for (uint32_t i = 0; i < 2 * file->depth; i++) {
+	for (uint32_t i = 0; i < KVT_FILE_KINDS * file->depth; i++) {
 		file->ops[i].header = file->headers + i * KVT_FILE_BLOCK;
 		file->ops[i].next = file->free_op;
 		file->free_op = &file->ops[i];
@@ -254,175 +248,106 @@ static int make_operations(struct kvt_file *file, struct kvt_error *why)
 
 /* ---- what it holds */
 
-struct scan {
-	uint64_t *generations; /* of each slot's page; 0: it has none */
-	uint32_t *fronts;      /* of each slot: its header's `front` */
-	uint32_t *order;       /* slots, the oldest page first */
-	uint32_t n;
-};
-
-static int by_generation(const void *one, const void *other, void *generations)
+/* Read n blocks, `step` bytes from each to the next one, into memory without gaps. What cannot be
+ * read is zero. Returns an error of the ring. */
+static int read_blocks(struct kvt_file *file, uint64_t at, uint64_t step, uint32_t n, uint8_t *to)
 {
-	const uint64_t *all = generations;
-	uint64_t a = all[*(const uint32_t *)one], b = all[*(const uint32_t *)other];
-
-	return a < b ? -1 : a > b;
-}
-
-static void take_header(struct kvt_file *file, struct scan *scan, const struct kvt_file_op *op)
-{
-	const struct kvt_file_slot *header = (const struct kvt_file_slot *)op->header;
-
-	if (!kvt_file_slot_ok(file, header))
-		return;
-	scan->generations[op->slot] = header->generation;
-	scan->fronts[op->slot] = header->front;
-	scan->order[scan->n++] = op->slot;
-	memcpy(file->slots.entries[op->slot].key, header->key, sizeof(header->key));
-	file->slots.entries[op->slot].time = header->time;
-}
-
-static void read_headers(struct kvt_file *file, struct scan *scan, uint32_t n_slots)
-{
-	uint32_t next = 1, *reading = &file->in_flight[KVT_FILE_READ];
-	struct kvt_progress_line line;
+	uint32_t most = KVT_FILE_KINDS * file->depth, begun = 0, in_flight = 0;
 	struct io_uring_cqe *cqe;
-	struct kvt_file_op *op;
-	int result;
+	int rc;
 
-	kvt_progress_begin(&line, false);
-	while (next <= n_slots || *reading > 0) {
-		while (next <= n_slots && (op = kvt_file_op_take(file, KVT_FILE_READ)) != NULL) {
-			op->slot = next++;
-			kvt_file_submit(file, op, false);
+	while (begun < n || in_flight > 0) {
+		for (; begun < n && in_flight < most; begun++, in_flight++) {
+			struct io_uring_sqe *sqe = io_uring_get_sqe(&file->ring);
+
+			io_uring_prep_read(sqe, file->fd, to + (size_t)begun * KVT_FILE_BLOCK,
+					   KVT_FILE_BLOCK, at + begun * step);
+			io_uring_sqe_set_data64(sqe, begun);
 		}
-		io_uring_wait_cqe(&file->ring, &cqe);
-		while ((op = kvt_file_done(file, &result)) != NULL) {
-			if (result == KVT_FILE_BLOCK)
-				take_header(file, scan, op);
-			kvt_file_op_free(file, op);
+		rc = io_uring_submit_and_wait(&file->ring, 1);
+		if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
+			return rc;
+		for (; io_uring_peek_cqe(&file->ring, &cqe) == 0; in_flight--) {
+			uint64_t i = io_uring_cqe_get_data64(cqe);
+
+			if (cqe->res != KVT_FILE_BLOCK)
+				memset(to + i * KVT_FILE_BLOCK, 0, KVT_FILE_BLOCK);
+			io_uring_cqe_seen(&file->ring, cqe);
 		}
-		if (kvt_progress_due(&line))
-			kvt_progress_print(&line, "kvtstored: reading %s, %u of %u headers",
-					   file->path, next - 1, n_slots);
 	}
-	kvt_progress_end(&line);
+	return 0;
 }
 
-static struct kvt_chain name_of(const struct kvt_file *file, uint32_t slot)
+/* Take the names of a group from its headers. */
+static int read_headers(struct kvt_file *file, uint32_t group, uint8_t *blocks)
 {
-	struct kvt_chain page = { { 0 } };
+	uint32_t first = group * KVT_SLOTS_GROUP + 1, n = file->slots.n - (first - 1);
+	int rc;
 
-	memcpy(page.digest, file->slots.entries[slot].key, KVT_CHAIN_KEY_BYTES);
-	return page;
-}
+	n = n < KVT_SLOTS_GROUP ? n : KVT_SLOTS_GROUP;
+	rc = read_blocks(file, kvt_file_slot_at(file, first), kvt_file_slot_bytes(file), n, blocks);
+	for (uint32_t i = 0; i < n; i++) {
+		struct kvt_slot_name *name = &file->slots.names[first - 1 + i];
+		struct kvt_file_slot header;
 
-/* Let the page of a private slot be found as the youngest, if the one in front of it is. Of two
- * slots with one page the younger stays, unless there are pages behind the older. */
-static void publish(struct kvt_file *file, const struct scan *scan, uint32_t slot)
-{
-	struct kvt_chain page = name_of(file, slot), name;
-	uint32_t older = kvt_index_find(&file->slots, &page), at = scan->fronts[slot], front = 0;
-
-	/* A slot that was written later has another page now. */
-	if (at && at <= file->slots.n_entries && scan->generations[at] &&
-	    scan->generations[at] < scan->generations[slot]) {
-		name = name_of(file, at);
-		front = kvt_index_find(&file->slots, &name);
+		memcpy(&header, blocks + (size_t)i * KVT_FILE_BLOCK, sizeof(header));
+		*name = (struct kvt_slot_name){ .number = 0 };
+		if (!kvt_file_slot_ok(file, &header))
+			continue;
+		name->number = header.number;
+		name->time = header.time;
+		memcpy(name->key, header.key, sizeof(name->key));
 	}
-	if ((at && !front) || (older && file->slots.entries[older].pins))
-		return;
-	if (older)
-		kvt_index_drop(&file->slots, older);
-	kvt_index_publish(&file->slots, slot, &page, front);
-}
-
-/* Find pages by the headers of their slots. */
-static int find_by_headers(struct kvt_file *file, uint32_t n_slots)
-{
-	struct scan scan = {
-		.generations = calloc(n_slots + 1ull, sizeof(uint64_t)),
-		.fronts = calloc(n_slots + 1ull, sizeof(uint32_t)),
-		.order = calloc(n_slots + 1ull, sizeof(uint32_t)),
-	};
-	int rc = scan.generations && scan.fronts && scan.order ? 0 : -ENOMEM;
-
-	if (rc == 0) {
-		read_headers(file, &scan, n_slots);
-		qsort_r(scan.order, scan.n, sizeof(*scan.order), by_generation, scan.generations);
-	}
-	for (uint32_t i = 0; i < scan.n; i++) {
-		publish(file, &scan, scan.order[i]);
-		file->next_write = scan.generations[scan.order[i]] + 1;
-	}
-	free(scan.generations);
-	free(scan.fronts);
-	free(scan.order);
 	return rc;
 }
 
-static bool has_page(const struct kvt_file *file, uint32_t slot)
+/* Read the names of all groups. Returns an error of the ring. */
+static int read_names(struct kvt_file *file)
 {
-	return slot && slot <= file->slots.n_entries && kvt_index_is_found(&file->slots, slot);
-}
-
-/* Find a page by its entry of the checkpoint, which is damaged if it makes no sense. */
-static void take_entry(struct kvt_file *file, const struct checkpoint_page *entry)
-{
-	struct kvt_chain page = { { 0 } };
-
-	memcpy(page.digest, entry->key, KVT_CHAIN_KEY_BYTES);
-	if (entry->slot == 0 || entry->slot > file->slots.n_entries ||
-	    file->slots.entries[entry->slot].state != KVT_INDEX_PRIVATE ||
-	    kvt_index_find(&file->slots, &page))
-		return;
-	kvt_index_publish(&file->slots, entry->slot, &page, 0);
-	file->slots.entries[entry->slot].time = entry->time;
-}
-
-/* Find pages by the checkpoint. False: it is not of the last start, or damaged. */
-static bool find_by_checkpoint(struct kvt_file *file)
-{
-	const struct kvt_file_head *head = &file->head;
-	uint64_t bytes = kvt_file_blocks(head->checkpoint_pages * sizeof(struct checkpoint_page));
-	uint64_t at = checkpoint_at(head->n_slots, head->record_bytes);
-	struct checkpoint_page *pages;
-	bool good;
-
-	if (head->checkpoint_generation != head->generation || head->checkpoint_pages == 0 ||
-	    head->checkpoint_pages > head->n_slots)
-		return false;
-	pages = aligned_alloc(KVT_FILE_BLOCK, bytes);
-	good = pages && pread(file->fd, pages, bytes, (off_t)at) == (ssize_t)bytes &&
-	       kvt_crc32c(0, pages, head->checkpoint_pages * sizeof(*pages)) ==
-		       head->checkpoint_crc;
-	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++)
-		take_entry(file, &pages[i]);
-	for (uint64_t i = 0; good && i < head->checkpoint_pages; i++)
-		if (has_page(file, pages[i].slot) && has_page(file, pages[i].front))
-			kvt_index_join(&file->slots, pages[i].slot, pages[i].front);
-	if (good)
-		file->next_write = head->next_write;
-	free(pages);
-	return good;
-}
-
-/* Find what the file holds. Slots without a page become free. */
-static int find_pages(struct kvt_file *file)
-{
-	uint64_t n = file->head.n_slots;
+	uint64_t at = kvt_file_group_at(file, 0), step = kvt_file_group_at(file, 1) - at;
+	uint32_t n = kvt_slots_groups(&file->slots), group, some;
+	struct kvt_progress_line line;
 	int rc = 0;
 
-	while (kvt_index_take(&file->slots))
-		;
-	file->next_write = file->head.first_write ? file->head.first_write : 1;
-	if (n > file->slots.n_entries)
-		n = file->slots.n_entries;
-	if (n && !find_by_checkpoint(file))
-		rc = find_by_headers(file, (uint32_t)n);
-	for (uint32_t slot = file->slots.n_entries; slot > 0; slot--)
-		if (file->slots.entries[slot].state == KVT_INDEX_PRIVATE)
-			kvt_index_drop(&file->slots, slot);
+	kvt_progress_begin(&line, false);
+	for (group = 0; rc == 0 && group < n; group += some) {
+		some = n - group < GROUPS_AT_ONCE ? n - group : GROUPS_AT_ONCE;
+		rc = read_blocks(file, at + group * step, step, some,
+				 (uint8_t *)file->slots.names + (size_t)group * KVT_FILE_BLOCK);
+		if (kvt_progress_due(&line))
+			kvt_progress_print(&line, "kvtstored: reading %s, %u of %u blocks of names",
+					   file->path, group, n);
+	}
+	kvt_progress_end(&line);
+	return rc;
+}
+
+/* Find what the file holds. Names grow younger along the ring, up to its end. A group with older
+ * ones than the group before it was written since its names were, or is what comes behind. */
+static int find_pages(struct kvt_file *file)
+{
+	uint32_t n = kvt_slots_groups(&file->slots), last = 0;
+	uint8_t *blocks = aligned_alloc(KVT_FILE_BLOCK, KVT_SLOTS_GROUP * KVT_FILE_BLOCK);
+	int rc = blocks ? read_names(file) : -ENOMEM;
+	uint64_t youngest = 0;
+
+	for (uint32_t group = 0; group < n; group++) {
+		kvt_slots_check(&file->slots, group);
+		if (kvt_slots_youngest(&file->slots, group) > youngest) {
+			youngest = kvt_slots_youngest(&file->slots, group);
+			last = group;
+		}
+	}
+	youngest = UINT64_MAX;
+	for (uint32_t i = 0; rc == 0 && i < n; i++) {
+		uint32_t group = (last + i) % n;
+
+		if (kvt_slots_youngest(&file->slots, group) < youngest)
+			rc = read_headers(file, group, blocks);
+		youngest = kvt_slots_youngest(&file->slots, group);
+	}
+	free(blocks);
+	kvt_slots_enter(&file->slots);
 	return rc;
 }
 
@@ -434,7 +359,7 @@ static void release(struct kvt_file *file)
 		io_uring_queue_exit(&file->ring);
 	if (file->fd >= 0)
 		close(file->fd);
-	kvt_index_destroy(&file->slots);
+	kvt_slots_destroy(&file->slots);
 	kvt_ghost_destroy(&file->ghost);
 	free(file->headers);
 	free(file->path);
@@ -446,23 +371,29 @@ static int begin(struct kvt_file *file, uint64_t n_slots, struct kvt_error *why)
 {
 	int rc;
 
-	file->bytes = bytes_for(n_slots, file->tier->record_bytes);
+	file->bytes = bytes_for(file, n_slots);
 	rc = check_space(file, why);
 	if (rc != 0)
 		return rc;
-	if (kvt_index_init(&file->slots, (uint32_t)n_slots) != 0)
+	if (kvt_slots_init(&file->slots, (uint32_t)n_slots) != 0)
 		return kvt_store_fail(why, -ENOMEM, "no memory for %llu pages of %s",
 				      (unsigned long long)n_slots, file->path);
 	rc = allocate(file, why);
 	if (rc == 0)
 		rc = make_operations(file, why);
-	if (rc == 0 && find_pages(file) != 0)
-		rc = kvt_store_fail(why, -ENOMEM, "no memory to read %s", file->path);
 	if (rc != 0)
 		return rc;
+	if (file->head.first_write)
+		file->slots.first = file->head.first_write;
+	if (file->head.n_slots)
+		rc = find_pages(file);
+	if (rc != 0)
+		return kvt_store_fail(why, rc, "cannot read %s: %s", file->path, strerror(-rc));
 	file->head.generation++;
 	file->head.n_slots = n_slots;
 	file->head.record_bytes = file->tier->record_bytes;
+	file->slots.next_number = file->head.generation << START_SHIFT;
+	file->group = kvt_slots_group(file->slots.next);
 	if (ftruncate(file->fd, (off_t)file->bytes) == 0)
 		rc = write_head(file);
 	else
@@ -471,38 +402,47 @@ static int begin(struct kvt_file *file, uint64_t n_slots, struct kvt_error *why)
 					    strerror(-rc));
 }
 
+/* Set what needs no file. Without memory, some of it is NULL. */
+static struct kvt_file *make_file(struct kvt_tier *tier, const struct kvt_file_options *options)
+{
+	struct kvt_file *file = calloc(1, sizeof(*file));
+	uint64_t headers;
+
+	if (!file)
+		return NULL;
+	file->fd = -1;
+	file->tier = tier;
+	file->depth = options->depth;
+	file->writes_most = tier->index.n_entries / KVT_FILE_RAM_PAGES;
+	if (file->writes_most > file->depth)
+		file->writes_most = file->depth;
+	file->writer.budget_bytes = options->write_bytes;
+	file->path = strdup(options->path);
+	headers = KVT_FILE_KINDS * file->depth;
+	file->headers = aligned_alloc(KVT_FILE_BLOCK, (headers + 1) * KVT_FILE_BLOCK);
+	file->head_block = file->headers + headers * KVT_FILE_BLOCK;
+	return file;
+}
+
 int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 		  const struct kvt_file_options *options, struct kvt_error *why)
 {
-	uint64_t n_slots = slots_in(options->bytes, tier->record_bytes);
-	struct kvt_file *file = calloc(1, sizeof(*file));
+	struct kvt_file *file = make_file(tier, options);
+	uint64_t n_slots = file ? slots_in(file, options->bytes) : 0;
 	bool made = false;
 	int rc = 0;
 
-	if (tier->index.n_entries < KVT_FILE_RAM_PAGES || n_slots == 0) {
-		free(file);
-		return kvt_store_fail(why, -EDOM, "%s has no room for %u pages of %llu bytes: "
-				      "make it larger", n_slots ? "--ram-bytes" : "--file-bytes",
-				      n_slots ? KVT_FILE_RAM_PAGES : 1,
-				      (unsigned long long)tier->record_bytes);
-	}
-	if (file) {
-		file->fd = -1;
-		file->tier = tier;
-		file->depth = options->depth;
-		file->writes_most = tier->index.n_entries / KVT_FILE_RAM_PAGES;
-		if (file->writes_most > file->depth)
-			file->writes_most = file->depth;
-		file->writer.budget_bytes = options->write_bytes;
-		file->path = strdup(options->path);
-		file->headers = aligned_alloc(KVT_FILE_BLOCK,
-					      (2ull * file->depth + 1) * KVT_FILE_BLOCK);
-		file->head_block = file->headers + 2ull * file->depth * KVT_FILE_BLOCK;
-	}
 	/* With a budget, what comes back goes first. */
 	if (!file || !file->path || !file->headers ||
 	    (options->write_bytes && kvt_ghost_init(&file->ghost, n_slots) != 0))
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for a file");
+	else if (tier->index.n_entries < KVT_FILE_RAM_PAGES || n_slots == 0)
+		rc = kvt_store_fail(why, -EDOM, "%s has no room for %u pages of %llu bytes: "
+				    "make it larger", n_slots ? "--ram-bytes" : "--file-bytes",
+				    n_slots ? KVT_FILE_RAM_PAGES : 1,
+				    (unsigned long long)tier->record_bytes);
+	if (!file)
+		return rc;
 	if (rc == 0)
 		rc = open_alone(file, &made, why);
 	if (rc == 0)
@@ -512,8 +452,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	if (rc != 0) {
 		if (made)
 			unlink(options->path);
-		if (file)
-			release(file);
+		release(file);
 		return rc;
 	}
 	tier->below[tier->n_below++] = kvt_writer_below(file);
@@ -523,7 +462,11 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 
 static bool is_busy(const struct kvt_file *file)
 {
-	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0;
+	uint32_t n = 0;
+
+	for (uint32_t kind = 0; kind < KVT_FILE_KINDS; kind++)
+		n += file->in_flight[kind];
+	return n > 0;
 }
 
 /* Wait until an operation ends, and take all that have. False: the ring fails, none will. */
@@ -556,12 +499,11 @@ static void write_path(struct kvt_file *file, uint32_t entry, const volatile int
 	}
 }
 
-/* Write these paths of the memory, the youngest first: it may end early. */
-static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n, uint64_t most,
+/* Write the paths that end with these pages of the memory, the last one first: it may end early. */
+static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 			const volatile int *stop)
 {
 	const struct kvt_index_entry *entries = file->tier->index.entries;
-	uint64_t before = file->written;
 	struct kvt_progress_line line;
 
 	kvt_progress_begin(&line, false);
@@ -574,8 +516,6 @@ static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 			while (is_busy(file) && drain(file))
 				;
 		} while (!entries[ends[i]].kept && file->written > written);
-		if (file->written - before >= most)
-			break;
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u prompts",
 					   file->path, n - i, n);
@@ -583,26 +523,24 @@ static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 	kvt_progress_end(&line);
 }
 
-/* Make the pages that the memory has the youngest of the file, in the same order. */
-static void touch_slots(struct kvt_file *file, const uint32_t *ends, uint32_t n)
+/* List the pages of the memory that the file has not. */
+static uint32_t list_unkept(const struct kvt_index *ram, uint32_t *ret_entries)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		struct kvt_chain page = { { 0 } };
-		uint32_t slot;
+	uint32_t n = 0;
 
-		memcpy(page.digest, file->tier->index.entries[ends[i]].key, KVT_CHAIN_KEY_BYTES);
-		slot = kvt_index_find(&file->slots, &page);
-		if (slot)
-			kvt_index_touch(&file->slots, slot);
-	}
+	for (uint32_t entry = 1; entry <= ram->n_entries; entry++)
+		if (kvt_index_is_found(ram, entry) && !ram->entries[entry].kept)
+			ret_entries[n++] = entry;
+	return n;
 }
 
-/* Write what the memory holds, as much as the file has room for. */
+/* Write what the memory holds, the youngest first, as much as the file has room for. Each write may
+ * cost another page of it the slot, which is written again then: once round the ring at most. */
 static void write_memory(struct kvt_file *file, const volatile int *stop)
 {
 	const struct kvt_index *ram = &file->tier->index;
 	uint32_t *ends = calloc(ram->n_found + 1ull, sizeof(*ends)), n = 0;
-	uint64_t n_kept = 0;
+	uint64_t before;
 
 	while (is_busy(file) && drain(file))
 		;
@@ -610,14 +548,14 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 		return; /* the file has what was written before */
 	file->writer.budget_bytes = 0;
 	file->writer.closing = true;
+	file->last_steps = file->slots.n;
 	for (uint32_t entry = ram->oldest; entry; entry = ram->entries[entry].younger)
 		ends[n++] = entry;
-	for (uint32_t entry = 1; entry <= ram->n_entries; entry++)
-		n_kept += kvt_index_is_found(ram, entry) && ram->entries[entry].kept;
-	touch_slots(file, ends, n);
-	if (n_kept < file->slots.n_entries)
-		write_paths(file, ends, n, file->slots.n_entries - n_kept, stop);
-	touch_slots(file, ends, n);
+	do {
+		before = file->written;
+		write_paths(file, ends, n, stop);
+		n = list_unkept(ram, ends);
+	} while (n > 0 && file->written > before);
 	free(ends);
 }
 
@@ -665,8 +603,8 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 {
 	if (!file)
 		return;
-	kvt_index_clear(&file->slots);
-	file->head.first_write = file->next_write;
+	kvt_slots_clear(&file->slots);
+	file->head.first_write = file->slots.first;
 	note_cache(file, instance, epoch);
 	file->head.caches[0].epoch = epoch;
 	/* Also after a failure: the next start uses the file again. */
@@ -675,48 +613,16 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 			"find it: remove the file\n", file->path);
 }
 
-static void add_entry(const struct kvt_file *file, uint32_t slot, struct checkpoint_page *page)
-{
-	const struct kvt_index_entry *e = &file->slots.entries[slot];
-
-	*page = (struct checkpoint_page){ .slot = slot, .front = e->front, .time = e->time };
-	memcpy(page->key, e->key, sizeof(page->key));
-}
-
-/* The order of pages with others behind them is lost: they are as old as those. */
-static int write_checkpoint(struct kvt_file *file)
-{
-	const struct kvt_index *slots = &file->slots;
-	uint64_t n = slots->n_found, i = 0;
-	uint64_t bytes = kvt_file_blocks(n * sizeof(struct checkpoint_page));
-	uint64_t at = checkpoint_at(file->head.n_slots, file->head.record_bytes);
-	struct checkpoint_page *pages = n ? aligned_alloc(KVT_FILE_BLOCK, bytes) : NULL;
-	int rc;
-
-	if (!pages)
-		return n ? -ENOMEM : 0;
-	memset(pages, 0, bytes);
-	for (uint32_t slot = 1; slot <= slots->n_entries; slot++)
-		if (kvt_index_is_found(slots, slot) && slots->entries[slot].pins)
-			add_entry(file, slot, &pages[i++]);
-	for (uint32_t slot = slots->oldest; slot; slot = slots->entries[slot].younger)
-		add_entry(file, slot, &pages[i++]);
-	file->head.checkpoint_generation = file->head.generation;
-	file->head.checkpoint_pages = n;
-	file->head.checkpoint_crc = kvt_crc32c(0, pages, n * sizeof(*pages));
-	file->head.next_write = file->next_write;
-	rc = pwrite(file->fd, pages, bytes, (off_t)at) == (ssize_t)bytes &&
-	     fdatasync(file->fd) == 0 ? write_head(file) : -errno;
-	free(pages);
-	return rc;
-}
-
 void kvt_file_close(struct kvt_file *file, const volatile int *stop)
 {
 	if (!file)
 		return;
 	write_memory(file, stop);
-	if (!kvt_file_is_closed(file))
-		write_checkpoint(file); /* without it the next start reads all headers */
+	if (!kvt_file_is_closed(file)) {
+		kvt_file_write_names(file); /* else the next start reads headers instead */
+		while (is_busy(file) && drain(file))
+			;
+		fdatasync(file->fd);
+	}
 	release(file);
 }

@@ -9,6 +9,7 @@
 
 #include "store/file.h"
 #include "store/ghost.h"
+#include "store/slots.h"
 #include "store/writer.h"
 
 #define KVT_FILE_SLOT_MAGIC "KVTSLOT" /* 8 bytes with its terminator */
@@ -16,6 +17,7 @@
 enum kvt_file_kind {
 	KVT_FILE_READ,
 	KVT_FILE_WRITE,
+	KVT_FILE_NAMES, /* a write of a group's */
 	KVT_FILE_KINDS,
 };
 
@@ -24,16 +26,13 @@ struct kvt_file_op {
 	bool busy;
 	enum kvt_file_kind kind;
 	struct kvt_chain page;
-	struct kvt_chain front; /* of a write, if not `first`: the page in front */
-	bool first;             /* page of its prompt */
-	bool again;             /* a write, into the slot that the page had */
-	bool ended;             /* a write, while one in front of it has not */
+	bool ended; /* a write, while one in front of it has not */
 	uint32_t slot;
 	uint32_t entry; /* of the memory */
 	uint64_t begun_ns;
 	int result; /* once it has ended */
 	uint32_t crc[4]; /* crc32c of each quarter of the record */
-	uint8_t *header; /* a block */
+	uint8_t *header; /* a block, or the names */
 	struct iovec parts[2];
 };
 
@@ -58,38 +57,36 @@ struct kvt_file {
 	int fd;
 	char *path;
 	uint64_t bytes;
-	struct kvt_index slots; /* entry e is slot e */
+	struct kvt_slots slots;
+	uint32_t group; /* of the last write that ended: its names are not written */
 	struct kvt_file_head head; /* as in the file */
-	uint64_t next_write;
 	struct kvt_writer writer;
 	struct kvt_ghost ghost;
 	struct kvt_file_trouble trouble;
 	uint32_t depth; /* of each kind */
 	uint32_t in_flight[KVT_FILE_KINDS];
 	uint32_t writes_most; /* of them: each pins a page of the memory */
+	uint32_t last_steps;  /* of the ring, that an orderly stop may still go */
 	struct kvt_file_op *writes[KVT_FILE_DEPTH_MOST]; /* in flight, a ring, in their order */
 	uint32_t first_write;
 	struct kvt_file_op *free_op;
 	struct kvt_file_queue begun; /* writes, until their checksums are there */
 	struct kvt_file_queue ended; /* reads, once theirs are */
-	struct kvt_file_op ops[2 * KVT_FILE_DEPTH_MOST];
+	struct kvt_file_op ops[KVT_FILE_KINDS * KVT_FILE_DEPTH_MOST];
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
 	uint64_t written, dropped, unpaid, unpaid_used, read, bad;
-	uint64_t bad_slots; /* an operation on them failed: PRIVATE until the next start */
 };
 
 /* ---- file.c */
 
+/** Bytes of a slot with its header. */
+uint64_t kvt_file_slot_bytes(const struct kvt_file *file);
+/** Where the names of a group are, and a slot. */
+uint64_t kvt_file_group_at(const struct kvt_file *file, uint32_t group);
+uint64_t kvt_file_slot_at(const struct kvt_file *file, uint32_t slot);
 /** Check the header of a slot by itself. */
 bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *header);
-/** Take an operation. NULL: as many of this kind are in flight as may be. */
-struct kvt_file_op *kvt_file_op_take(struct kvt_file *file, enum kvt_file_kind kind);
-void kvt_file_op_free(struct kvt_file *file, struct kvt_file_op *op);
-/** Start an operation on its slot; `whole` false: a read of the header alone. */
-void kvt_file_submit(struct kvt_file *file, struct kvt_file_op *op, bool whole);
-/** Return an operation that ended, with the result of its system call. NULL: there is none. */
-struct kvt_file_op *kvt_file_done(struct kvt_file *file, int *ret_result);
 /** Note that the disk failed. Many failures in a minute close the file. */
 void kvt_file_failed(struct kvt_file *file, const char *what, int error);
 /** Return true while the file is closed after failures. */
@@ -102,6 +99,9 @@ bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry);
 /** Begin to write a page of the memory that is next, where there is room. The next turn() starts
  * it. */
 void kvt_file_write(struct kvt_file *file, uint32_t entry);
+/** Begin to write the names of the group that the last write was in. If too many are being written,
+ * a start reads the group's headers. */
+void kvt_file_write_names(struct kvt_file *file);
 /** Compute checksums, start writes that have begun, and take what has ended. Without the lock of
  * the memory. Returns true if a write has, so there may be room for another. */
 bool kvt_file_turn(struct kvt_file *file);

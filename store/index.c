@@ -7,19 +7,34 @@
 
 #include "shm/assert.h"
 
-/* 44 bytes, and two places of the table: it is half full at most. */
+/* 44 bytes, and 8 of the table. */
 _Static_assert(sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t) == 52, "bytes of an entry");
+
+/* An entry of an earlier round stays in the table until it is taken. */
+bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry)
+{
+	const struct kvt_index_entry *e = &index->entries[entry];
+
+	return e->state == KVT_INDEX_FOUND && e->round == index->round;
+}
+
+static bool counts(const void *index, uint32_t entry)
+{
+	return kvt_index_is_found(index, entry);
+}
 
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 {
 	KVT_ASSERT(n_entries >= 1 && n_entries <= KVT_INDEX_MAX);
 	*index = (struct kvt_index){
 		.entries = calloc(n_entries + 1ull, sizeof(struct kvt_index_entry)),
-		.table = calloc(2ull * n_entries, sizeof(uint32_t)),
 		.n_entries = n_entries,
-		.table_size = 2 * n_entries,
 	};
-	if (!index->entries || !index->table) {
+	index->table = (struct kvt_table){
+		.keys = (const uint8_t *)&index->entries[1], .counts = counts, .self = index,
+		.stride = sizeof(struct kvt_index_entry),
+	};
+	if (!index->entries || kvt_table_init(&index->table, n_entries) != 0) {
 		kvt_index_destroy(index);
 		return -ENOMEM;
 	}
@@ -33,76 +48,13 @@ int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 void kvt_index_destroy(struct kvt_index *index)
 {
 	free(index->entries);
-	free(index->table);
+	kvt_table_destroy(&index->table);
 	*index = (struct kvt_index){ .entries = NULL };
 }
 
 uint64_t kvt_index_bytes(uint64_t n_entries)
 {
 	return n_entries * (sizeof(struct kvt_index_entry) + 2 * sizeof(uint32_t));
-}
-
-/* ---- the table */
-
-/* Where the search for a key begins. Keys are digests, so any bits of them will do. */
-static uint32_t home(const struct kvt_index *index, const uint8_t key[KVT_CHAIN_KEY_BYTES])
-{
-	uint32_t bits;
-
-	memcpy(&bits, key, sizeof(bits));
-	return (uint32_t)((uint64_t)bits * index->table_size >> 32);
-}
-
-static uint32_t after(const struct kvt_index *index, uint32_t place)
-{
-	return place + 1 == index->table_size ? 0 : place + 1;
-}
-
-/* Steps from one place forward to another. */
-static uint32_t distance(const struct kvt_index *index, uint32_t from, uint32_t to)
-{
-	return to >= from ? to - from : to + index->table_size - from;
-}
-
-/* An entry of an earlier round stays in the table until it is taken. */
-bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry)
-{
-	const struct kvt_index_entry *e = &index->entries[entry];
-
-	return e->state == KVT_INDEX_FOUND && e->round == index->round;
-}
-
-/* Return the place of a key, or the empty place where its search ends. */
-static uint32_t search(const struct kvt_index *index, const uint8_t key[KVT_CHAIN_KEY_BYTES])
-{
-	uint32_t place = home(index, key);
-
-	while (index->table[place] && (!kvt_index_is_found(index, index->table[place]) ||
-	       memcmp(index->entries[index->table[place]].key, key, KVT_CHAIN_KEY_BYTES) != 0))
-		place = after(index, place);
-	return place;
-}
-
-/* Remove an entry, and move back what a search would miss behind the hole. */
-static void table_remove(struct kvt_index *index, uint32_t entry)
-{
-	uint32_t hole = home(index, index->entries[entry].key), place;
-
-	while (index->table[hole] != entry) {
-		KVT_ASSERT(index->table[hole]);
-		hole = after(index, hole);
-	}
-	place = hole;
-	index->table[hole] = 0;
-	while (place = after(index, place), index->table[place]) {
-		uint32_t from = home(index, index->entries[index->table[place]].key);
-
-		if (distance(index, from, place) < distance(index, hole, place))
-			continue;
-		index->table[hole] = index->table[place];
-		index->table[place] = 0;
-		hole = place;
-	}
 }
 
 /* ---- the order */
@@ -173,7 +125,7 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page)
 {
-	return index->table[search(index, page->digest)];
+	return kvt_table_find(&index->table, page->digest);
 }
 
 void kvt_index_touch(struct kvt_index *index, uint32_t entry)
@@ -193,7 +145,7 @@ static void withdraw(struct kvt_index *index, uint32_t entry)
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
 
 	KVT_ASSERT(e->pins == 0);
-	table_remove(index, entry);
+	kvt_table_remove(&index->table, entry);
 	unlink_entry(index, entry);
 	leave_front(index, entry);
 	e->state = KVT_INDEX_PRIVATE;
@@ -208,7 +160,7 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	if (entry) {
 		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !kvt_index_is_found(index, entry));
 		if (e->state == KVT_INDEX_FOUND)
-			table_remove(index, entry);
+			kvt_table_remove(&index->table, entry);
 		index->first_free = e->older;
 		e->state = KVT_INDEX_PRIVATE;
 		leave_front(index, entry); /* of an earlier round: it may be free now, too */
@@ -226,14 +178,12 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 		       uint32_t front)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
-	uint32_t place = search(index, page->digest);
 
-	KVT_ASSERT(!index->table[place]);
 	memcpy(e->key, page->digest, sizeof(e->key));
-	index->table[place] = entry;
+	kvt_table_add(&index->table, entry);
 	e->state = KVT_INDEX_FOUND;
 	e->round = index->round;
-	e->used = e->first = e->kept = e->passed = e->bad = 0;
+	e->used = e->first = e->kept = e->passed = 0;
 	e->use = ++index->clock;
 	link_youngest(index, entry);
 	index->n_found++;
@@ -269,7 +219,7 @@ void kvt_index_clear(struct kvt_index *index)
 		index->first_free = index->youngest;
 	}
 	index->oldest = index->youngest = index->n_found = 0;
-	index->round++; /* 25 bits: once a second for a year */
+	index->round++; /* 26 bits: once a second for two years */
 }
 
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)

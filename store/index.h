@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "store/chain.h"
+#include "store/table.h"
 
 #define KVT_INDEX_MAX (1u << 30)
 
@@ -45,20 +46,18 @@ struct kvt_index_entry {
 	uint32_t first : 1;  /* of its prompt: no page is in front */
 	uint32_t kept : 1;   /* the file has it, or it is being written */
 	uint32_t passed : 1; /* nothing from here to the front is used and not kept (writer.h) */
-	uint32_t bad : 1;    /* a slot of the file: it is not as it was written */
-	uint32_t round : 25; /* FOUND in an earlier one: it is free, once it has no pins */
+	uint32_t round : 26; /* FOUND in an earlier one: it is free, once it has no pins */
 };
 
 struct kvt_index {
 	struct kvt_index_entry *entries; /* [1, n_entries] */
-	uint32_t *table;                 /* open addressing: entries, 0: none */
+	struct kvt_table table;
 	uint32_t n_entries;
-	uint32_t table_size;
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */
 	uint32_t n_found;
 	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
 	uint32_t left;  /* last use of the entry that left last */
-	uint32_t round : 25; /* 1 more with each kvt_index_clear() */
+	uint32_t round : 26; /* 1 more with each kvt_index_clear() */
 };
 
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */

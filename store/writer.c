@@ -253,14 +253,7 @@ static bool leave(void *self, uint32_t entry)
 	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
 	struct kvt_chain page = chain_of(e);
 
-	if (e->kept) { /* a path leaves from its end, and is as old there as that */
-		uint32_t slot = kvt_index_find(&file->slots, &page);
-
-		if (file->slots.entries[slot].pins == 0)
-			kvt_index_touch(&file->slots, slot);
-		return false;
-	}
-	if (kvt_file_is_closed(file))
+	if (e->kept || kvt_file_is_closed(file))
 		return false;
 	if (!kvt_file_has_room(file)) {
 		file->dropped++;

@@ -22,7 +22,7 @@
 #define SLOTS 32u
 #define COPIED 1700000000u /* time of page 0 */
 #define SLOT_BYTES (KVT_FILE_BLOCK + RECORD)
-#define FILE_BYTES (SLOTS * (SLOT_BYTES + 28ull) + 2 * KVT_FILE_BLOCK)
+#define FILE_BYTES (SLOTS * SLOT_BYTES + 2 * KVT_FILE_BLOCK) /* one group */
 
 static char directory[TEST_FOLDER_BYTES], path[96];
 static struct kvt_tier tier;
@@ -113,14 +113,20 @@ static uint32_t put(uint32_t i)
 	return put_behind(i, 0);
 }
 
+static bool is_busy(void)
+{
+	return file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] +
+	       file->in_flight[KVT_FILE_NAMES] > 0;
+}
+
 static void settle(void)
 {
 	struct io_uring_cqe *cqe;
 
-	while (file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0) {
+	while (is_busy()) {
 		if (kvt_tier_arrivals(&tier)) /* it starts writes, too */
 			continue;
-		if (file->in_flight[KVT_FILE_READ] + file->in_flight[KVT_FILE_WRITE] > 0)
+		if (is_busy())
 			io_uring_wait_cqe(&file->ring, &cqe);
 	}
 }
@@ -227,8 +233,6 @@ TEST_WITH(no_page_is_written_before_the_one_in_front_of_it, start, stop)
 	lost = put(3);
 	tier.index.entries[lost].first = 0; /* what is in front of it is not in memory */
 	assert_false(leave(lost));
-	assert_int_equal(file->slots.entries[kvt_index_find(&file->slots, &(struct kvt_chain){
-		.digest = { 0, 0, 0, 0, 1 } })].pins, 1);
 }
 
 /* Fill the memory with a path of n pages, numbered from `first` on. Returns its last entry. */
@@ -253,7 +257,7 @@ static uint32_t slot_of(uint32_t i)
 {
 	struct kvt_chain page = name(i);
 
-	return kvt_index_find(&file->slots, &page);
+	return kvt_slots_find(&file->slots, &page);
 }
 
 TEST_WITH(the_oldest_paths_are_written_before_they_leave, start, stop)
@@ -312,15 +316,59 @@ TEST_WITH(with_a_budget_a_page_that_comes_again_counts_as_used, start_closed, st
 	assert_int_equal(tier.index.entries[put(2)].used, 0);
 }
 
-TEST_WITH(a_full_file_drops_its_oldest_page, start, stop)
+TEST_WITH(a_full_file_writes_over_its_oldest_page, start, stop)
 {
-	assert_int_equal(file->slots.n_entries, SLOTS);
+	assert_int_equal(file->slots.n, SLOTS);
 	store_pages(1, SLOTS);
-	assert_true(comes_back(1)); /* now 2 is the oldest */
 	store_pages(SLOTS + 1, 1);
+	assert_false(comes_back(1));
+	for (uint32_t i = 2; i <= SLOTS + 1; i++)
+		assert_true(comes_back(i));
+}
+
+TEST_WITH(a_page_that_came_back_is_passed_once, start, stop)
+{
+	store_pages(1, SLOTS);
+	for (uint32_t turn = 0; turn < 2; turn++)
+		assert_true(comes_back(1));
+	store_pages(100, 1);
+	assert_int_equal(slot_of(100), 2);
+	store_pages(101, SLOTS - 2); /* to the end of the ring */
+	assert_int_equal(slot_of(1), 1);
+	store_pages(200, 1);
+	assert_int_equal(slot_of(200), 1);
+}
+
+TEST_WITH(a_slot_that_is_being_read_is_not_written, start, stop)
+{
+	struct kvt_chain page = name(1);
+	uint32_t slot, entry;
+
+	store_pages(1, SLOTS);
+	slot = slot_of(1);
+	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), -EINPROGRESS);
+	entry = put(100);
+	leave(entry); /* it would be the next one's */
+	settle();
 	assert_true(comes_back(1));
+	assert_int_equal(slot_of(1), slot);
+	assert_true(comes_back(3));
 	assert_false(comes_back(2));
-	assert_true(comes_back(SLOTS + 1));
+}
+
+TEST_WITH(a_page_in_memory_that_lost_its_slot_is_written_again, start, stop)
+{
+	uint32_t entry = put(1);
+
+	assert_true(leave(entry));
+	settle();
+	assert_true(tier.index.entries[entry].kept);
+	store_pages(2, SLOTS);
+	assert_false(tier.index.entries[entry].kept);
+	assert_true(leave(entry));
+	settle();
+	kvt_index_drop(&tier.index, entry);
+	assert_true(comes_back(1));
 }
 
 TEST_WITH(a_restart_finds_all_pages, start, stop)
@@ -337,29 +385,26 @@ TEST_WITH(a_restart_finds_all_pages, start, stop)
 	}
 	close_file(true);
 	assert_int_equal(open_file(), 0);
-	for (uint32_t i = 8; i >= 1; i--)
-		store_pages(i, 1); /* touched, the first one last */
-	store_pages(100, SLOTS - 8 + 1);
-	assert_false(comes_back(8));
-	assert_true(comes_back(1));
+	store_pages(100, SLOTS - 8 + 2); /* it goes on where the last one was */
+	for (uint32_t i = 1; i <= 8; i++)
+		assert_int_equal(comes_back(i), i > 2);
 }
 
-TEST_WITH(after_a_kill_the_headers_tell_what_is_there, start, stop)
+/* What is written may cost a page of the memory its slot. */
+TEST_WITH(a_stop_writes_the_whole_memory_into_a_small_file, start, stop)
 {
-	store_pages(1, 5);
+	uint32_t end = put_path(1, RAM_PAGES), n = SLOTS - RAM_PAGES / 2;
+
+	for (uint32_t i = 0; i < RAM_PAGES / 2; i++) {
+		assert_true(leave(end - RAM_PAGES + 1 + i));
+		settle();
+	}
+	kvt_index_drop(&tier.index, end);
+	store_pages(100, n); /* the first half of the path is next */
 	close_file(true);
 	assert_int_equal(open_file(), 0);
-	store_pages(6, SLOTS); /* over all of them: the checkpoint of before counts no more */
-	close_file(false);
-	assert_int_equal(open_file(), 0);
-	assert_int_equal(file->slots.n_found, SLOTS);
-	for (uint32_t i = 1; i < 6 + SLOTS; i++)
-		assert_int_equal(comes_back(i), i >= 6);
-	close_file(false);
-	assert_int_equal(open_file(), 0);
-	store_pages(100, 1); /* over the oldest write */
-	assert_false(comes_back(6));
-	assert_true(comes_back(7));
+	for (uint32_t i = 1; i < RAM_PAGES; i++)
+		assert_true(comes_back(i));
 }
 
 /* Change the file behind the store's back. */
@@ -371,11 +416,74 @@ static void damage(uint64_t at, const void *bytes, size_t n)
 	close(fd);
 }
 
+/* More pages than a group, whose names a start reads. */
+#define MANY (3 * KVT_SLOTS_GROUP + 10)
+
+static int start_many(void **state)
+{
+	int rc = start(state);
+
+	if (rc != 0)
+		return rc;
+	close_file(true);
+	options.bytes = MANY * SLOT_BYTES + 5 * KVT_FILE_BLOCK;
+	return open_file();
+}
+
+TEST_WITH(after_a_kill_names_and_headers_tell_what_is_there, start_many, stop)
+{
+	/* Where a writer may be: in a group, at its ends, in the second round. */
+	static const uint32_t at[] = { 5, 1, 121, 1, 2, 126, 1, 130, 7, MANY, 100, 1 };
+	uint32_t last = 0, first;
+
+	assert_int_equal(file->slots.n, MANY);
+	for (uint32_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+		store_pages(last + 1, at[i]);
+		last += at[i];
+		first = last > MANY ? last - MANY + 1 : 1;
+		close_file(false);
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(file->slots.n_found, last - first + 1);
+		assert_int_equal(slot_of(last), (last - 1) % MANY + 1);
+		for (uint32_t page = 1; page <= last; page++)
+			assert_int_equal(slot_of(page) != 0, page >= first);
+		assert_true(comes_back(last));
+		assert_true(comes_back(first));
+		assert_int_equal(file->bad, 0);
+		close_file(false); /* it knows no more that they came back */
+		assert_int_equal(open_file(), 0);
+	}
+}
+
+/* Zero the names of a group, as if they had not been written. */
+static void lose_names(uint32_t group)
+{
+	static const uint8_t zeros[KVT_FILE_BLOCK];
+
+	damage(kvt_file_group_at(file, group), zeros, sizeof(zeros));
+}
+
+TEST_WITH(names_that_were_not_written_are_read_from_headers, start_many, stop)
+{
+	for (uint32_t group = 0; group < 4; group++) {
+		store_pages(1 + group * MANY, MANY);
+		close_file(true);
+		assert_int_equal(open_file(), 0);
+		lose_names(group);
+		close_file(false);
+		assert_int_equal(open_file(), 0);
+		assert_int_equal(file->slots.n_found, MANY);
+		for (uint32_t i = 0; i < MANY; i += 50)
+			assert_true(comes_back(1 + group * MANY + i));
+		close_file(true);
+		assert_int_equal(open_file(), 0);
+	}
+}
+
+
 static uint64_t slot_at(uint32_t i)
 {
-	struct kvt_chain page = name(i);
-
-	return KVT_FILE_BLOCK + (kvt_index_find(&file->slots, &page) - 1ull) * SLOT_BYTES;
+	return kvt_file_slot_at(file, slot_of(i));
 }
 
 TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, stop)
@@ -393,7 +501,7 @@ TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, sto
 	for (uint32_t i = 1; i <= 5; i++)
 		assert_int_equal(comes_back(i), i == 5);
 	assert_int_equal(file->bad, 4);
-	assert_int_equal(file->bad_slots, 0);
+	assert_int_equal(file->slots.n_failed, 0);
 	assert_int_equal(file->slots.n_found, 1);
 	store_pages(1, 4); /* their slots are used again */
 	for (uint32_t i = 1; i <= 5; i++)
@@ -402,56 +510,11 @@ TEST_WITH(a_slot_that_is_not_as_it_was_written_is_absent_and_counted, start, sto
 	close(fd);
 }
 
-/* Those behind it are found again with it. */
-TEST_WITH(a_bad_slot_with_pages_behind_it_is_written_again_in_place, start, stop)
-{
-	uint32_t slot, end = put_path(1, 3);
-
-	for (uint32_t i = 0; i < 3; i++) {
-		assert_true(leave(end - 2 + i));
-		settle();
-	}
-	for (uint32_t i = 3; i > 0; i--)
-		kvt_index_drop(&tier.index, end - 3 + i);
-	slot = slot_of(1);
-	damage(slot_at(1) + SLOT_BYTES - 1, "x", 1);
-	assert_false(comes_back(1));
-	assert_false(comes_back(1)); /* it is not read again */
-	assert_int_equal(file->bad, 1);
-	assert_true(leave(put(1)));
-	settle();
-	assert_int_equal(slot_of(1), slot);
-	kvt_index_drop(&tier.index, kvt_index_find(&tier.index, &(struct kvt_chain){
-		.digest = { 0, 0, 0, 0, 1 } }));
-	for (uint32_t i = 1; i <= 3; i++)
-		assert_true(comes_back(i));
-}
-
-TEST_WITH(a_start_knows_what_is_behind_what, start, stop)
-{
-	for (uint32_t orderly = 0; orderly < 2; orderly++) {
-		kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
-		for (uint32_t i = 0, end = put_path(1, 8); i < 8; i++) {
-			assert_true(leave(end - 7 + i));
-			settle();
-		}
-		close_file(orderly);
-		assert_int_equal(open_file(), 0);
-		assert_int_equal(file->slots.n_found, 8);
-		store_pages(100, SLOTS - 8 + 2);
-		for (uint32_t i = 1; i <= 8; i++)
-			assert_int_equal(comes_back(i), i <= 6);
-		close_file(false);
-		assert_int_equal(open_file(), 0);
-		assert_int_equal(file->slots.n_found, SLOTS);
-	}
-}
-
-/* Write garbage over a part of the file, often of its head or checkpoint. */
+/* Write garbage over a part of the file, often of its head or names. */
 static void damage_somewhere(void)
 {
-	uint64_t from = rand() % 4 ? 0 : SLOTS * SLOT_BYTES;
-	uint64_t at = from + (uint64_t)rand() % (rand() % 3 ? 200 : FILE_BYTES - from);
+	uint64_t from = rand() % 4 ? 0 : KVT_FILE_BLOCK;
+	uint64_t at = from + (uint64_t)rand() % (rand() % 3 ? 400 : FILE_BYTES - from);
 	uint8_t bytes[64];
 
 	for (uint32_t i = 0; i < sizeof(bytes); i++)
@@ -490,9 +553,9 @@ TEST_WITH(a_file_that_is_truncated_loses_pages_only, start, stop)
 	assert_int_equal(truncate(path, (off_t)(slot_at(3) + 100)), 0);
 	for (uint32_t i = 1; i <= 5; i++)
 		assert_int_equal(comes_back(i), i < 3);
-	assert_int_equal(file->bad_slots, 0);
+	assert_int_equal(file->slots.n_failed, 0);
 	close_file(true);
-	assert_int_equal(truncate(path, (off_t)(KVT_FILE_BLOCK + SLOT_BYTES)), 0);
+	assert_int_equal(truncate(path, (off_t)(2 * KVT_FILE_BLOCK + SLOT_BYTES)), 0);
 	assert_int_equal(open_file(), 0);
 	assert_true(comes_back(1));
 	assert_false(comes_back(2));
@@ -526,8 +589,8 @@ TEST_WITH(a_read_that_fails_costs_its_slot, start, stop)
 	assert_false(comes_back(1));
 	mend_device(good);
 	assert_int_equal(file->bad, 1);
-	assert_int_equal(file->bad_slots, 1);
-	assert_true(comes_back(2));
+	assert_int_equal(file->slots.n_failed, 1);
+	assert_int_equal(slot_of(2), 2);
 	store_pages(10, SLOTS); /* all that are left are used, and not that one */
 	assert_int_equal(file->slots.n_found, SLOTS - 1);
 	assert_false(comes_back(10));
@@ -547,7 +610,7 @@ TEST_WITH(a_write_that_fails_costs_its_slot, start, stop)
 	mend_device(good);
 	assert_int_equal(file->written, 0);
 	assert_int_equal(file->dropped, 1);
-	assert_int_equal(file->bad_slots, 1);
+	assert_int_equal(file->slots.n_failed, 1);
 	assert_int_equal(tier.n_writing, 0);
 	assert_false(comes_back(1));
 	store_pages(1, SLOTS - 1);
@@ -567,7 +630,7 @@ TEST_WITH(a_device_that_fails_often_is_closed_for_a_while, start, stop)
 	assert_true(kvt_file_is_closed(file));
 	assert_false(comes_back(12));
 	store_pages(30, 1);
-	assert_int_equal(file->bad_slots, 11);
+	assert_int_equal(file->slots.n_failed, 11);
 	mend_device(good);
 	file->trouble.closed_until_ns = 1; /* the minute has passed */
 	assert_true(comes_back(12));
@@ -581,7 +644,7 @@ static bool comes_back_after(uint32_t i, uint64_t took_ns)
 
 	if (kvt_tier_bring(&tier, &page, NULL) != -EINPROGRESS)
 		return false;
-	for (uint32_t n = 0; n < 2 * file->depth; n++)
+	for (uint32_t n = 0; n < KVT_FILE_KINDS * file->depth; n++)
 		file->ops[n].begun_ns -= took_ns;
 	settle();
 	return comes_back(i);
@@ -608,7 +671,7 @@ TEST_WITH(a_disk_that_is_slow_is_not_read_for_a_while, start, stop)
 	for (uint32_t i = 1; i <= 8; i++)
 		assert_true(comes_back(i));
 	assert_int_equal(file->trouble.slow_closures, 0);
-	assert_int_equal(file->bad_slots, 0);
+	assert_int_equal(file->slots.n_failed, 0);
 }
 
 /* Also its slots: the start after a crash reads them. */
@@ -699,6 +762,36 @@ TEST_WITH(a_size_can_be_changed, start, stop)
 	}
 }
 
+/* Nothing moves when the size changes, so a kill in between leaves a longer or shorter file. */
+TEST_WITH(a_size_can_be_changed_and_the_change_be_cut_short, start_many, stop)
+{
+	static const uint32_t sizes[] = { 200, MANY, 128, 500, 129, 127, MANY };
+	uint32_t kept = MANY;
+
+	store_pages(1, MANY);
+	for (uint32_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		uint64_t n_groups = (sizes[i] + KVT_SLOTS_GROUP - 1) / KVT_SLOTS_GROUP;
+		uint64_t bytes = sizes[i] * SLOT_BYTES + (1 + n_groups) * KVT_FILE_BLOCK;
+
+		close_file(i % 2);
+		assert_int_equal(truncate(path, (off_t)bytes), 0); /* killed here */
+		for (uint32_t turn = 0; turn < 2; turn++) {
+			if (turn == 1)
+				options.bytes = bytes;
+			kept = sizes[i] < kept ? sizes[i] : kept;
+			assert_int_equal(open_file(), 0);
+			assert_int_equal(file->slots.n_found, kept);
+			assert_true(comes_back(1));
+			assert_true(comes_back(kept));
+			assert_int_equal(slot_of(kept + 1), 0);
+			if (turn == 0)
+				close_file(false);
+		}
+		assert_int_equal(file->slots.n, sizes[i]);
+	}
+	assert_int_equal(file->bad, 0);
+}
+
 /* ---- what is refused, and left as it is */
 
 static void must_say(int code, const char *text)
@@ -719,7 +812,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		unlink(path);
 		close(open(path, O_WRONLY | O_CREAT, 0600));
 		if (i == 2)
-			memcpy(text, "KVTFILE\0\3", 9); /* of this version */
+			memcpy(text, "KVTFILE\0\4", 9); /* of this version */
 		damage(0, text, bytes);
 		must_say(i == 2 ? -EINVAL : -EDOM, i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);
