@@ -4,6 +4,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "shm/plain.h"
+
 unsigned int kvt_window_columns(void)
 {
 	struct winsize size;
@@ -51,23 +53,16 @@ void kvt_table_begin(struct kvt_table *table, const struct kvt_column *columns, 
 	}
 }
 
-/* Whether a byte begins a character in UTF-8. */
-static bool begins(char byte)
-{
-	return (byte & 0xc0) != 0x80;
-}
-
 /* At most `most` characters of a text, and how many they are. */
 static unsigned int add_text(struct kvt_text *to, const char *text, unsigned int most)
 {
 	unsigned int n = 0;
+	size_t bytes;
+	bool plain;
 
-	for (; *text; text++) {
-		bool control = (unsigned char)*text < 0x20 || *text == 0x7f;
-
-		if (begins(*text) && n++ == most)
-			return most;
-		kvt_text_add(to, control ? "?" : text, 1);
+	for (; *text && n < most; text += bytes, n++) {
+		bytes = kvt_plain(text, &plain);
+		kvt_text_add(to, plain ? text : "?", plain ? bytes : 1);
 	}
 	return n;
 }
@@ -79,12 +74,12 @@ void kvt_table_row(const struct kvt_table *table, struct kvt_text *to, const cha
 	for (unsigned int i = 0; i < table->n; i++) {
 		const char *text = cells ? cells[i] : table->columns[i].title;
 		unsigned int width = cells_of(table, i), most = UINT32_MAX, begin = due, n = 0;
-		bool left = table->columns[i].width < 0;
+		bool left = table->columns[i].width < 0, plain;
 
 		if (table->hidden[i])
 			continue;
-		for (const char *c = text; *c; c++)
-			n += begins(*c);
+		for (const char *c = text; *c; n++)
+			c += kvt_plain(c, &plain);
 		if (!left && n < width)
 			begin += width - n;
 		if (table->limit)

@@ -15,11 +15,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "shm/assert.h"
+#include "shm/plain.h"
 
 #define LINE_BYTES 1024
 #define CLIENT_LINES_PER_SECOND 20
@@ -193,15 +195,24 @@ uint64_t kvt_log_flush(struct kvt_log_rates *rates, uint64_t now_ns)
 
 const char *kvt_log_clean(char *to, size_t size, const char *text, size_t n)
 {
-	size_t i;
+	size_t used = 0, bytes;
+	bool plain;
 
 	KVT_ASSERT(size > 0);
-	for (i = 0; i < n && i + 1 < size && text[i]; i++) {
-		unsigned char c = (unsigned char)text[i];
-
-		to[i] = c < 0x20 || c == 0x7f || c == '"' || c == '\\' ? '?' : (char)c;
+	/* Copy first: `text` may lack its end, and a character may be cut there. */
+	n = strnlen(text, n < size - 1 ? n : size - 1);
+	memmove(to, text, n);
+	to[n] = '\0';
+	for (size_t i = 0; i < n; i += bytes) {
+		bytes = kvt_plain(to + i, &plain);
+		if (!plain || to[i] == '"' || to[i] == '\\') {
+			to[used++] = '?';
+			continue;
+		}
+		memmove(to + used, to + i, bytes);
+		used += bytes;
 	}
-	to[i] = '\0';
+	to[used] = '\0';
 	return to;
 }
 

@@ -61,8 +61,8 @@ void kvt_log_limited(struct kvt_log_rates *rates, int client, uint64_t now_ns,
  * line is suppressed. */
 uint64_t kvt_log_flush(struct kvt_log_rates *rates, uint64_t now_ns);
 
-/** Copy at most `n` bytes of `text`, fit for double quotes in a line: control characters, quotes
- * and backslashes become '?'. Returns `to`. */
+/** Copy at most `n` bytes of `text`, fit for double quotes in a line: quotes, backslashes, and what
+ * kvt_plain() refuses, become '?'. Returns `to`, which may be `text`. */
 const char *kvt_log_clean(char *to, size_t size, const char *text, size_t n);
 
 /** Number of lines dropped because stderr could not take them. */

@@ -105,8 +105,8 @@ static int unknown_key(const char *place, const char *key, char why[KVT_WHY_BYTE
 		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; did you mean '%s'?",
 			 place, key, nearest);
 	else
-		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; kvtrunkd --help lists "
-			 "all", place, key);
+		snprintf(why, KVT_WHY_BYTES, "%s: unknown option '%.64s'; kvtrunkd --help-all "
+			 "lists all", place, key);
 	return -EINVAL;
 }
 

@@ -321,6 +321,7 @@ bool chaos_start_store(struct chaos *chaos)
 	char program[4096], ram[48], least[48], why[512] = "";
 	const char *const flags[] = { ram, least, "--load-percent=50", NULL };
 
+	chaos->options.asks_store = chaos->options.store_pages > 0;
 	if (!chaos->options.store_pages)
 		return true;
 	snprintf(ram, sizeof(ram), "--ram-bytes=%llu",

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define OP_KEYS_DEFAULT (1u << 20)
+#define ASK_NS 3000000000ll /* for the answer of a store */
 
 static int start_daemon(struct kvt_own_daemon *daemon, const struct kvt_replay_options *options,
 			uint64_t most)
@@ -97,6 +98,20 @@ int kvt_replay_host_start(struct kvt_replay_host *host, const struct kvt_replay_
 	return rc;
 }
 
+bool kvt_replay_host_find_store(struct kvt_replay_host *host)
+{
+	const char *daemon = kvt_daemon_path(host->socket_paths[0]);
+	struct kvt_store_seen seen;
+	struct kvt_error why;
+
+	if (kvt_store_path(daemon, host->beside) != 0 ||
+	    kvt_store_ask(host->beside, KVT_STORE_STATUS, ASK_NS, &seen, &why) != 0)
+		host->beside[0] = '\0';
+	else
+		host->before = seen.status;
+	return host->beside[0];
+}
+
 int kvt_replay_host_open(struct kvt_replay_host *host, struct kvt_replay_report *report)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
@@ -175,10 +190,33 @@ int kvt_replay_host_audit(struct kvt_replay_host *host, struct kvt_replay_report
 	return 0;
 }
 
+/* What a store counted since `before`, and its gauges. */
+static struct kvt_store_status since(const struct kvt_store_status *now,
+				     const struct kvt_store_status *before)
+{
+	struct kvt_store_status status = *now;
+
+#define SINCE_GAUGE(name)
+#define SINCE_COUNTER(name) status.name -= before->name;
+#define SINCE(kind, name, meaning) SINCE_##kind(name)
+	KVT_STORE_COUNTS(SINCE)
+#undef SINCE
+	return status;
+}
+
 int kvt_replay_host_end_stores(struct kvt_replay_host *host, struct kvt_store_status *ret_status)
 {
+	struct kvt_store_seen seen;
+	struct kvt_error why;
 	int rc = 0;
 
+	if (host->beside[0]) {
+		rc = kvt_store_ask(host->beside, KVT_STORE_STATUS, ASK_NS, &seen, &why);
+		if (rc == 0)
+			*ret_status = since(&seen.status, &host->before);
+		else
+			fprintf(stderr, "kvtlab replay: %s\n", why.text);
+	}
 	for (uint32_t i = 0; i < host->n_stores; i++) {
 		struct kvt_store_status status;
 

@@ -17,6 +17,9 @@ struct kvt_replay_host {
 	struct kvt_own_daemon daemons[KVT_REPLAY_MAX_INSTANCES]; /* pid 0: not ours */
 	struct kvt_own_store stores[KVT_REPLAY_MAX_INSTANCES];
 	const char *socket_paths[KVT_REPLAY_MAX_INSTANCES];
+	/* That of --socket has a store beside it: its socket, and its counts when it began. */
+	char beside[KVT_STORE_PATH_BYTES];
+	struct kvt_store_status before;
 	struct kvt_client *observers[KVT_REPLAY_MAX_INSTANCES]; /* NULL: not open */
 };
 
@@ -31,7 +34,9 @@ int kvt_replay_host_count(struct kvt_replay_host *host, uint32_t what,
 			  struct kvt_counters *ret_counters, uint64_t refused[KVT_REFUSAL_COUNT]);
 /** Audit every invariant of all. Problems are noted in the report. */
 int kvt_replay_host_audit(struct kvt_replay_host *host, struct kvt_replay_report *report);
-/** Note what the stores counted, and end them. -EIO: one had ended by itself. */
+/** Find the store beside the daemon of --socket. False: there is none that answers. */
+bool kvt_replay_host_find_store(struct kvt_replay_host *host);
+/** Note what the stores counted, and end those of our own. -EIO: one had ended by itself. */
 int kvt_replay_host_end_stores(struct kvt_replay_host *host, struct kvt_store_status *ret_status);
 /** End all that was started. Returns the status of a daemon that failed, else 0. */
 int kvt_replay_host_stop(struct kvt_replay_host *host);

@@ -53,7 +53,7 @@ static const char usage_text[] =
 	"Replays a request trace through worker processes that share one daemon.\n\n"
 	KVT_TRACE_USAGE
 	"  --workers N         worker processes (4)\n"
-	"  --socket PATH       use this daemon; default: start one of our own\n"
+	"  --socket PATH       this daemon, and its store; default: start one of our own\n"
 	"  --pages N           pages of our own daemon, the scratch page included\n"
 	"                      (as many as hold 1 Mi positions)\n"
 	"  --page-size N       positions per page of our own daemon (64)\n"
@@ -485,6 +485,9 @@ static int run(struct replay *replay)
 		rc = kvt_replay_host_open(&replay->host, &replay->report);
 	if (rc)
 		return rc == -EINVAL ? KVT_EXIT_USAGE : KVT_EXIT_CONNECT;
+	replay->options.asks_store = replay->options.socket_path ?
+				     kvt_replay_host_find_store(&replay->host) :
+				     replay->options.store_pages > 0;
 	rc = kvt_replay_host_count(&replay->host, KVT_ADMIN_STATUS, &replay->report.before,
 				   replay->report.refused);
 	if (!rc)

@@ -42,6 +42,7 @@ struct kvt_replay_options {
 	uint32_t store_pages; /* of stores beside our own daemons, in all; 0: none */
 	uint32_t store_file_pages; /* of a file below each store's memory, in all; 0: none */
 	uint32_t store_write_bytes; /* most that a store writes to its file a second; 0: any */
+	bool asks_store; /* workers ask the store before they compute */
 	uint32_t fetch_ms;    /* a store may take so long to answer */
 	uint32_t chunk;      /* positions between two COMMITs */
 	uint32_t concurrency; /* requests in flight in one worker */
@@ -192,7 +193,7 @@ struct kvt_replay_report {
 	uint32_t n_pages; /* of all instances, and a scratch page */
 	struct kvt_counters before, after, peak;
 	uint64_t refused[KVT_REFUSAL_COUNT]; /* attempts, BEGINs and others */
-	struct kvt_store_status store;
+	struct kvt_store_status store; /* that of --socket: what it did meanwhile, for all */
 	uint32_t workers_lost, workers_failed;
 	uint64_t problems; /* found by the final audit */
 	char first_problem[256];

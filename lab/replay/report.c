@@ -210,7 +210,7 @@ static void print_json(const struct kvt_replay_report *report, const struct tota
 	kvt_json_u64(&json, "requests_left_out",
 		    (uint64_t)report->trace->left_out + report->trace->empty);
 	json_private(&json, report);
-	if (report->options->store_pages) {
+	if (report->options->asks_store) {
 		kvt_json_open(&json, "store", '{');
 		kvt_json_store(&json, &report->store);
 		kvt_json_close(&json, '}');
@@ -321,7 +321,7 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 		       "%" PRIu64 " requests without room for a point\n", totals->matched,
 		       report->after.side_pages, totals->without_point);
 	print_waits(report, totals);
-	if (report->options->store_pages)
+	if (report->options->asks_store)
 		printf("store           %" PRIu64 " of %" PRIu64 " fetches answered, %" PRIu64
 		       " pages loaded in %" PRIu64 " loads; %" PRIu64 " of its pages computed "
 		       "again\n", report->store.hits, report->store.fetches,

@@ -292,7 +292,7 @@ static void begin(struct worker *worker, struct run *run)
 	struct kvt_result result = { 0 };
 	int rc;
 
-	if (worker->options->store_pages)
+	if (worker->options->asks_store)
 		fetch(worker, &begin);
 	rc = timed_call(worker, KVT_REPLAY_BEGIN, &begin, &result);
 	if (rc == -ENOSPC || rc == -EDQUOT) {

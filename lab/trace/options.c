@@ -16,7 +16,9 @@ void kvt_usage_error(const char *command, const char *format, ...)
 	va_start(arguments, format);
 	vfprintf(stderr, format, arguments);
 	va_end(arguments);
-	fprintf(stderr, "; kvtlab %s --help lists the options\n", command);
+	/* The one command whose --help has a part of them. */
+	fprintf(stderr, "; kvtlab %s --help%s lists the options\n", command,
+		strcmp(command, "replay") == 0 ? "-all" : "");
 	exit(KVT_EXIT_USAGE);
 }
 

@@ -3,13 +3,24 @@
 import contextlib
 import json
 import os
+import pathlib
 import signal
 import socket
 import struct
 import subprocess
+import time
 
 HEAD = struct.Struct("<IHHIiQ")
 STATUS = 4
+
+
+def freeze(pid):
+    """Stop a process, and wait until all its threads stand: SIGSTOP returns before."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = pathlib.Path(f"/proc/{pid}/task")
+    while any(task.joinpath("stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] != "T"
+              for task in tasks.iterdir()):
+        time.sleep(0.001)
 
 
 class Store:
@@ -51,6 +62,10 @@ class Store:
 
     def signal(self, number):
         self.process.send_signal(number)
+
+    def freeze(self):
+        """Stop it."""
+        freeze(self.process.pid)
 
     def end(self):
         """End it, stopped or not. Returns its exit status."""

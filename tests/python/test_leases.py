@@ -8,6 +8,7 @@ import sys
 from array import array
 
 import pytest
+import stores
 
 from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
 from kvtrunk._stall import LOST_S
@@ -507,7 +508,7 @@ def stopped(engines, monkeypatch):
     monkeypatch.setattr(a.leases.ring._stall, "_clock", clock)
     lease = a.begin("one", 100)
     pid = a.client.info.daemon_pid
-    os.kill(pid, signal.SIGSTOP)
+    stores.freeze(pid)
     yield a, lease, clock
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ import signal
 from array import array
 
 import pytest
+import stores
 
 from kvtrunk import InvalidArgument, NoSpace, Stale, testing
 from kvtrunk._ring import Ring, Spaces
@@ -172,7 +173,7 @@ def test_a_stock_lengthens_a_table_while_the_daemon_is_stopped(daemon):
         table = begun.pages + ring.extend(begun.lease, 1)
         reap_until(ring, lambda: len(ring._stock) == 8)
         assert in_use(ring) == 5 + 8
-        os.kill(client.info.daemon_pid, signal.SIGSTOP)
+        stores.freeze(client.info.daemon_pid)
         try:
             table += ring.extend(begun.lease, 3) + ring.extend(begun.lease, 2)
         finally:
@@ -200,7 +201,7 @@ def test_pages_come_from_the_stock_and_go_there_while_the_daemon_is_stopped(daem
         ring.announce(True)
         taken = ring.pages(3)
         assert ring.stocked == 8 and in_use(ring) == 11
-        os.kill(client.info.daemon_pid, signal.SIGSTOP)
+        stores.freeze(client.info.daemon_pid)
         try:
             ring.free(ring.pages(2), None)
             again = ring.pages(4)

@@ -6,6 +6,7 @@ import signal
 import threading
 
 import pytest
+import stores
 
 from kvtrunk import ConnectionLost, testing
 from kvtrunk._ring import WAIT_MS, Ring, Spaces
@@ -24,7 +25,7 @@ class Clock:
 
 @contextlib.contextmanager
 def stopped(client):
-    os.kill(client.info.daemon_pid, signal.SIGSTOP)
+    stores.freeze(client.info.daemon_pid)
     try:
         yield
     finally:
@@ -138,7 +139,7 @@ def test_what_a_step_needs_is_waited_for_and_told(client, monkeypatch):
     ring, clock = make(client, said, None)
     lease = begin(ring, 16).lease
     clock.now = 1.0
-    os.kill(client.info.daemon_pid, signal.SIGSTOP)
+    stores.freeze(client.info.daemon_pid)
     waits = threading.Thread(target=lambda: said.append(ring.extend(lease, 2)))
     waits.start()
     clock.now = 3.0

@@ -140,10 +140,13 @@ def test_a_ring_s_begin_behind_a_fetch_reuses_what_is_loaded(daemon):
 def test_a_stopped_store_holds_a_ring_s_requests_back_three_times(daemon):
     with stores.running(daemon) as store, daemon.connect(fetch_wait=0.02) as client:
         namespace, ring = client.namespace(model="store"), Ring(client)
-        while not ring.fetch(namespace._id, array("I", range(N))):
+        while not (ticket := ring.fetch(namespace._id, array("I", range(N)))):
             pass  # until it is connected
-        store.counts()  # it answered
-        store.signal(signal.SIGSTOP)
+        # It answers in turn, so it has answered that one, perhaps late: no miss counts any more.
+        store.counts()
+        store.counts()
+        await_notice(ring, ticket)
+        store.freeze()
         held, began = 0, time.monotonic()
         for i in range(6):
             begun = time.monotonic()

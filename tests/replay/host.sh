@@ -22,4 +22,31 @@ awk "BEGIN { exit !($each > $none + 0.05) }" || die "a store each finds nothing"
 "$kvtlab" replay --format generate --instances 3 2>"$work/said"
 grep -q "workers 4 cannot be spread evenly over --instances 3" "$work/said" ||
 	die "$(cat "$work/said")"
+
+# A daemon and a store that are there already: workers ask it, and what it did is told.
+trap 'kill ${daemon:-} ${store:-} 2>/dev/null; rm -rf "$work"' EXIT
+"$O/kvtrunkd" --runtime-dir="$work" --page-size=64 --page-bytes=512 --n-pages=513 2>"$work/log" &
+daemon=$!
+until "$O/kvtctl" --socket "$work/default.sock" pid >/dev/null 2>&1; do
+	kill -0 $daemon || exit 1
+done
+"$O/kvtstored" --socket "$work/default.sock" --ram-bytes 8M --load-percent 100 --min-positions 64 \
+	2>"$work/said" &
+store=$!
+until grep -q "serving at" "$work/said"; do kill -0 $store || die "$(cat "$work/said")"; done
+there() {
+	replay --format generate --seed 3 --sessions 12 --requests 60 --context 8192 --lockstep \
+		--socket "$work/default.sock"
+}
+there
+above loaded_pages 10
+first=$(field fetches)
+there
+[ "$(field fetches)" = "$first" ] || die "a second run tells of the first one: $(field fetches)"
+kill $store
+wait $store
+there
+grep -q '"store":' "$work/json" && die "a store that is gone is told of"
+kill $daemon
+wait $daemon
 echo ok

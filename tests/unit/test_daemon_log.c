@@ -162,6 +162,11 @@ TEST_WITH(what_a_client_named_itself_cannot_break_a_line, capture, release)
 
 	assert_string_equal(kvt_log_clean(to, sizeof(to), "a\"b\\c\nd\033e\177", 64), "a?b?c?d?e?");
 	assert_string_equal(kvt_log_clean(to, 4, "abcdef", 6), "abc");
+	/* U+202E turns round what follows, U+200B hides; e with an accent is a letter. */
+	assert_string_equal(kvt_log_clean(to, sizeof(to), "a\u202eb\u200bc\u00e9", 64),
+			    "a?b?c\u00e9");
+	assert_string_equal(kvt_log_clean(to, sizeof(to), "\xff\xe2\x80z\x80", 64), "??z?");
+	assert_string_equal(kvt_log_clean(to, 3, "a\u00e9", 64), "a?"); /* cut in two */
 	assert_string_equal(kvt_log_clean(to, sizeof(to), "abcdef", 2), "ab");
 }
 
