@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's pool of draft layers, behind that of the model in each page: plain heads, and latent KV as
 DeepSeek's MTP layer has it, whose engines have not run."""
+import types
+
 import heads
 import model
 import pytest
@@ -9,7 +11,7 @@ import torch
 from conftest import PAGE
 
 from kvtrunk import testing
-from kvtrunk.sglang import __main__, _pool, _refusals
+from kvtrunk.sglang import __main__, _drafts, _pool, _refusals
 
 KINDS = {"MHATokenToKVPool": {"head_num": 2, "head_dim": 8},
          "MLATokenToKVPool": {"kv_lora_rank": 24, "qk_rope_head_dim": 8}}
@@ -90,3 +92,29 @@ def test_flags_refuse_a_draft_that_has_no_place(tmp_path):
             ("without a model", "NGRAM", str(plain))):
         with pytest.raises(ValueError, match=says):
             commands(plain, *drafts)
+
+
+def identity(monkeypatch, algorithm="EAGLE", digest="files", n_steps=3, **config):
+    """Of an engine with one draft layer."""
+    from sglang.srt import runtime_context
+
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: types.SimpleNamespace(
+        speculative_algorithm=algorithm, speculative_num_steps=n_steps, speculative_eagle_topk=n_steps))
+    monkeypatch.setattr(_drafts, "runners", [types.SimpleNamespace(
+        kvtrunk_files=types.SimpleNamespace(loaded=lambda *_: None, digest=lambda: digest),
+        load_config=None, model=torch.nn.Linear(2, 2), model_config=types.SimpleNamespace(
+            dtype="float32", hf_config=types.SimpleNamespace(to_dict=lambda: config)))])
+    return _drafts.identity(False)
+
+
+@pytest.mark.parametrize("other", [
+    {"algorithm": "EAGLE3"}, {"digest": "other files"}, {"digest": None}, {"rope_theta": 5.0}])
+def test_drafts_of_another_algorithm_or_configuration_or_files_are_told_apart(other, monkeypatch):
+    assert identity(monkeypatch) == identity(monkeypatch) != identity(monkeypatch, **other)
+    # Of files that are not known each engine's are its own.
+    assert (identity(monkeypatch, **other) == identity(monkeypatch, **other)) == (
+        other.get("digest", "") is not None)
+
+
+def test_steps_and_branches_may_differ(monkeypatch):
+    assert identity(monkeypatch, n_steps=3) == identity(monkeypatch, n_steps=5)
