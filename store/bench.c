@@ -324,7 +324,7 @@ int kvt_store_bench(const struct kvt_file_options *options)
 		rc = bench_file(&bench, &why);
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
-	kvt_file_close(bench.file, &at_once);
+	kvt_file_close(bench.file, &at_once, 0);
 	if (bench.floor_fd >= 0) {
 		close(bench.floor_fd);
 		unlink(bench.floor_path);

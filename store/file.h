@@ -93,9 +93,9 @@ uint64_t kvt_file_blocks(uint64_t bytes);
  * Errors: `why` says what to do. */
 int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 		  const struct kvt_file_options *options, struct kvt_error *why);
-/** Write what the memory holds, and the names, then close. `*stop`: end early. NULL: nothing is
- * done. */
-void kvt_file_close(struct kvt_file *file, const volatile int *stop);
+/** Write what the memory holds, for so many seconds at most, and the names, then close. `*stop`:
+ * end early. NULL: nothing is done. */
+void kvt_file_close(struct kvt_file *file, const volatile int *stop, uint32_t most_s);
 /** Note that pages count for this cache, too, from now on. Returns its epoch when they last did: if
  * it is not `epoch`, there was a RESET that no store saw. NULL: nothing is done. */
 uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);

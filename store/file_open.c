@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/clock.h"
 #include "store/crc32c.h"
 #include "store/file_state.h"
 #include "store/why.h"
@@ -485,13 +486,19 @@ static bool drain(struct kvt_file *file)
 	return rc == 0 || rc == -EINTR;
 }
 
+static bool must_end(const struct kvt_file *file, const volatile int *stop)
+{
+	return (stop && *stop) || kvt_file_is_closed(file) ||
+	       (uint64_t)kvt_now_ns() >= file->last_ns;
+}
+
 /* Write the path that ends with a page of the memory. */
 static void write_path(struct kvt_file *file, uint32_t entry, const volatile int *stop)
 {
 	uint32_t steps = 1;
 
 	kvt_writer_begin(file, entry);
-	while (!(stop && *stop) && !kvt_writer_go(file, &steps)) {
+	while (!must_end(file, stop) && !kvt_writer_go(file, &steps)) {
 		if (steps == 0)
 			steps = 1;
 		else if (!is_busy(file) || !drain(file))
@@ -507,7 +514,7 @@ static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 	struct kvt_progress_line line;
 
 	kvt_progress_begin(&line, false);
-	for (uint32_t i = n; i-- > 0 && !(stop && *stop) && !kvt_file_is_closed(file);) {
+	for (uint32_t i = n; i-- > 0 && !must_end(file, stop);) {
 		uint64_t written;
 
 		do { /* a long path takes some turns */
@@ -523,6 +530,29 @@ static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 	kvt_progress_end(&line);
 }
 
+/* True if a path has a page that came back, as far as it is not written. */
+static bool came_back(const struct kvt_index *ram, uint32_t end)
+{
+	uint32_t entry = end;
+
+	while (entry && !ram->entries[entry].kept && !ram->entries[entry].used)
+		entry = ram->entries[entry].front;
+	return entry && ram->entries[entry].used;
+}
+
+/* List the ends of all paths of the memory, the oldest first, and those that came back behind the
+ * others. */
+static uint32_t list_ends(const struct kvt_index *ram, uint32_t *ret_entries)
+{
+	uint32_t n = 0;
+
+	for (uint32_t used = 0; used < 2; used++)
+		for (uint32_t entry = ram->oldest; entry; entry = ram->entries[entry].younger)
+			if (came_back(ram, entry) == used)
+				ret_entries[n++] = entry;
+	return n;
+}
+
 /* List the pages of the memory that the file has not. */
 static uint32_t list_unkept(const struct kvt_index *ram, uint32_t *ret_entries)
 {
@@ -534,12 +564,13 @@ static uint32_t list_unkept(const struct kvt_index *ram, uint32_t *ret_entries)
 	return n;
 }
 
-/* Write what the memory holds, the youngest first, as much as the file has room for. Each write may
- * cost another page of it the slot, which is written again then: once round the ring at most. */
+/* Write what the memory holds, what came back and the youngest first, as much as the file has room
+ * for, until the time is over. Each write may cost another page of it the slot, which is written
+ * again then: once round the ring at most. */
 static void write_memory(struct kvt_file *file, const volatile int *stop)
 {
 	const struct kvt_index *ram = &file->tier->index;
-	uint32_t *ends = calloc(ram->n_found + 1ull, sizeof(*ends)), n = 0;
+	uint32_t *ends = calloc(ram->n_found + 1ull, sizeof(*ends)), n;
 	uint64_t before;
 
 	while (is_busy(file) && drain(file))
@@ -549,8 +580,7 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 	file->writer.budget_bytes = 0;
 	file->writer.closing = true;
 	file->last_steps = file->slots.n;
-	for (uint32_t entry = ram->oldest; entry; entry = ram->entries[entry].younger)
-		ends[n++] = entry;
+	n = list_ends(ram, ends);
 	do {
 		before = file->written;
 		write_paths(file, ends, n, stop);
@@ -613,10 +643,11 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 			"find it: remove the file\n", file->path);
 }
 
-void kvt_file_close(struct kvt_file *file, const volatile int *stop)
+void kvt_file_close(struct kvt_file *file, const volatile int *stop, uint32_t most_s)
 {
 	if (!file)
 		return;
+	file->last_ns = (uint64_t)kvt_now_ns() + most_s * 1000000000ull;
 	write_memory(file, stop);
 	if (!kvt_file_is_closed(file)) {
 		kvt_file_write_names(file); /* else the next start reads headers instead */

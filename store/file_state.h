@@ -67,6 +67,7 @@ struct kvt_file {
 	uint32_t in_flight[KVT_FILE_KINDS];
 	uint32_t writes_most; /* of them: each pins a page of the memory */
 	uint32_t last_steps;  /* of the ring, that an orderly stop may still go */
+	uint64_t last_ns;     /* when it ends */
 	struct kvt_file_op *writes[KVT_FILE_DEPTH_MOST]; /* in flight, a ring, in their order */
 	uint32_t first_write;
 	struct kvt_file_op *free_op;

@@ -42,7 +42,24 @@ int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 	for (uint32_t i = 1; i < n_entries; i++)
 		index->entries[i].older = i + 1;
 	index->first_free = 1;
+	index->n_ready = n_entries;
 	return 0;
+}
+
+void kvt_index_limit(struct kvt_index *index, uint32_t n)
+{
+	KVT_ASSERT(index->first_free == 1 && n >= 1 && n <= index->n_entries);
+	index->entries[n].older = 0;
+	index->n_ready = n;
+}
+
+void kvt_index_grow(struct kvt_index *index, uint32_t n)
+{
+	KVT_ASSERT(n > index->n_ready && n <= index->n_entries);
+	/* From the first of them on they are linked since kvt_index_init(). */
+	index->entries[n].older = index->first_free;
+	index->first_free = index->n_ready + 1;
+	index->n_ready = n;
 }
 
 void kvt_index_destroy(struct kvt_index *index)

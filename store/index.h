@@ -53,6 +53,7 @@ struct kvt_index {
 	struct kvt_index_entry *entries; /* [1, n_entries] */
 	struct kvt_table table;
 	uint32_t n_entries;
+	uint32_t n_ready; /* of these, that can be taken */
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */
 	uint32_t n_found;
 	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
@@ -63,6 +64,10 @@ struct kvt_index {
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries);
 void kvt_index_destroy(struct kvt_index *index);
+/** Have only the first n entries taken, n >= 1, of an index of which none was. */
+void kvt_index_limit(struct kvt_index *index, uint32_t n);
+/** Let the first n entries be taken, more than until now. */
+void kvt_index_grow(struct kvt_index *index, uint32_t n);
 /** Memory that an index of n_entries takes, once all were used. */
 uint64_t kvt_index_bytes(uint64_t n_entries);
 

@@ -43,6 +43,7 @@
 #define DEFAULT_HELPER_BATCH_BYTES (16ull << 20)
 #define HELPER_QUEUE_PAGES 4096u
 #define DEFAULT_FILE_DEPTH 32u
+#define DEFAULT_STOP_S 60u
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
 #define UNSERVED_MOST_NS 30000000000ull /* between attempts, of an instance among others */
@@ -69,7 +70,7 @@ static void usage(FILE *to)
 	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--min-positions N]\n"
 		"                 [--queue-pages N] [--load-percent N]\n"
 		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
-		"                 [--file-depth N]]\n"
+		"                 [--file-depth N] [--stop-seconds N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
 		"                 [--helper-batch-bytes SIZE]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
@@ -78,7 +79,7 @@ static void usage(FILE *to)
 		"                     store for all these instances, %u at most. Or a\n"
 		"                     pattern, as '/run/kvtrunk/*.sock': also for those that\n"
 		"                     come later\n"
-		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G. Allocated at start\n"
+		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G\n"
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
@@ -89,6 +90,8 @@ static void usage(FILE *to)
 		"                     write no more in a second; default: no limit. What came\n"
 		"                     back is written first\n"
 		"  --file-depth N     reads in flight, and as many writes; default: %u\n"
+		"  --stop-seconds N   most time to write the memory to the file at the end;\n"
+		"                     default: %u\n"
 		"  --helper COMMAND   keep pages in a distributed store, too, by this process:\n"
 		"                     \"python3 -m kvtrunk.store mooncake\", or redis\n"
 		"  --helper-wait-ms N\n"
@@ -99,7 +102,7 @@ static void usage(FILE *to)
 		"                     removed; serve nothing\n"
 		"  --help, --version\n", KVT_STORE_INSTANCES, DEFAULT_MIN_POSITIONS,
 		DEFAULT_QUEUE_PAGES,
-		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_HELPER_WAIT_MS);
+		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_STOP_S, DEFAULT_HELPER_WAIT_MS);
 }
 
 /* Read "64G" or "64GiB". */
@@ -165,6 +168,8 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 	case 'd':
 		return parse_count(text, KVT_FILE_DEPTH_MOST, &options->file.depth) ? NULL :
 		       "1 to 64";
+	case 't':
+		return parse_count(text, 86400, &options->stop_s) ? NULL : "1 to 86400";
 	case 'x':
 		options->remote.command = text;
 		return *text ? NULL : "a command";
@@ -207,6 +212,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		{ "file-admit", required_argument, NULL, 'u' }, /* gone */
 		{ "file-write-bytes", required_argument, NULL, 'a' },
 		{ "file-depth", required_argument, NULL, 'd' },
+		{ "stop-seconds", required_argument, NULL, 't' },
 		{ "helper", required_argument, NULL, 'x' },
 		{ "helper-wait-ms", required_argument, NULL, 'w' },
 		{ "helper-batch-bytes", required_argument, NULL, 'y' },
@@ -231,21 +237,20 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			bench = true;
 			break;
 		case 'g':
-			fprintf(stderr, "kvtstored: --sibling is no more: one store serves all "
-				"instances: repeat --socket\n");
-			return KVT_EXIT_USAGE;
 		case 'u':
-			fprintf(stderr, "kvtstored: --file-admit is no more: all is written, what "
-				"came back first: limit it with --file-write-bytes\n");
+			fputs(option == 'g' ? "kvtstored: --sibling is no more: one store serves "
+			      "all instances: repeat --socket\n" : "kvtstored: --file-admit is no "
+			      "more: all is written, what came back first: limit it with "
+			      "--file-write-bytes\n", stderr);
 			return KVT_EXIT_USAGE;
 		case '?':
 			fputs("kvtstored --help lists the options\n", stderr);
 			return KVT_EXIT_USAGE;
 		default:
 			allowed = parse_value(options, option, optarg);
-			if (!allowed && (option == 'a' || option == 'd'))
+			if (!allowed && strchr("adt", option))
 				of_file = kvt_option_name();
-			if (!allowed && (option == 'w' || option == 'y'))
+			else if (!allowed && strchr("wy", option))
 				of_helper = kvt_option_name();
 			if (!allowed)
 				break;
@@ -455,6 +460,7 @@ static int serve_until_stopped(struct kvt_server *server)
 		busy |= kvt_server_wait(server, wait_ms);
 		busy |= follow(store) > 0;
 		kvt_server_turn(server);
+		kvt_store_pin(store);
 		if (store->client)
 			busy |= turn(store);
 		if (kvt_store_broken(store))
@@ -503,19 +509,6 @@ static void *serve_side(void *self)
 	return NULL;
 }
 
-static int start_thread(struct side *side)
-{
-	sigset_t all, before;
-	int rc;
-
-	sigfillset(&all); /* it takes no signals */
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = pthread_create(&side->thread, NULL, serve_side, side);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	side->running = rc == 0;
-	return -rc;
-}
-
 /* Serve the instance of a daemon's socket, by a thread. The name of the store's socket is taken
  * first, before much is done in vain. */
 static int add_side(struct all *all, const char *socket, struct kvt_error *why)
@@ -539,7 +532,8 @@ static int add_side(struct all *all, const char *socket, struct kvt_error *why)
 	rc = side->store.wake < 0 ? -errno : kvt_server_take(&side->server, path, why);
 	side->server.store = &side->store;
 	if (rc == 0)
-		rc = start_thread(side);
+		rc = kvt_store_thread(&side->thread, serve_side, side);
+	side->running = rc == 0;
 	if (rc != 0 && !why->code)
 		return kvt_store_fail(why, rc, "cannot serve %s: %s", socket, strerror(-rc));
 	if (rc == 0)
@@ -643,7 +637,8 @@ static bool drive_below(struct kvt_host *host)
 	bool busy;
 
 	kvt_tier_lock(&host->tier);
-	busy = kvt_remote_turn(host->remote);
+	/* A helper shares all of the memory. */
+	busy = kvt_load_acquire(&host->filled) && kvt_remote_turn(host->remote);
 	kvt_tier_unlock(&host->tier);
 	while (kvt_tier_arrivals(&host->tier))
 		busy = true;
@@ -713,7 +708,9 @@ static void release(struct all *all)
 		else if (side->store.client)
 			kvt_store_disconnect(&side->store);
 	}
-	kvt_file_close(all->host.file, &hurry);
+	if (all->host.has_filler)
+		pthread_join(all->host.filler, NULL);
+	kvt_file_close(all->host.file, &hurry, all->host.options.stop_s);
 	kvt_remote_close(all->host.remote);
 	if (broken)
 		return;
@@ -754,6 +751,7 @@ int main(int argc, char **argv)
 			.queue_pages = DEFAULT_QUEUE_PAGES,
 			.load_percent = DEFAULT_LOAD_PERCENT,
 			.file.depth = DEFAULT_FILE_DEPTH,
+			.stop_s = DEFAULT_STOP_S,
 			.remote.wait_ns = DEFAULT_HELPER_WAIT_MS * 1000000ull,
 			.remote.batch_bytes = DEFAULT_HELPER_BATCH_BYTES,
 			.remote.queue_pages = HELPER_QUEUE_PAGES,

@@ -368,7 +368,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.instances = kvt_load_relaxed(&host->n_sessions),
 		.pool_pages = store->client ? store->known.info.n_pages - 1 : 0,
 		.ram_bytes = tier->ram_bytes,
-		.room_pages = tier->index.n_entries,
+		.room_pages = tier->index.n_ready,
 		.pages = tier->index.n_found,
 		.queued_pages = store->known.n_queued + (store->copy.page != 0),
 		.dropped_pages = store->known.dropped,

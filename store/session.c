@@ -4,6 +4,7 @@
  * the daemon all but the tiers begins again.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,34 +50,99 @@ static int check_memory(uint64_t ram_bytes, uint64_t record_bytes, struct kvt_er
 			      kvt_size_text(room, room_text, sizeof(room_text)));
 }
 
-/* Allocate all of the memory: a page that is not there later is a store that dies. */
-static int allocate(struct kvt_tier *tier, struct kvt_error *why)
+/* Allocate a part of the memory: a page that is not there later is a store that dies. */
+static int populate(struct kvt_tier *tier, uint64_t from, uint64_t to)
 {
+	int rc = madvise(tier->ram + from, to - from, MADV_POPULATE_WRITE);
+
+	return rc == 0 || errno == EINVAL || errno == EAGAIN ? 0 : -errno;
+}
+
+int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
+{
+	sigset_t all, before;
+	int rc;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = pthread_create(ret_thread, NULL, run, self);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -rc;
+}
+
+/* Allocate what is not there yet, and use it part by part. The thread of a start. */
+static void *fill(void *self)
+{
+	struct kvt_host *host = self;
+	struct kvt_tier *tier = &host->tier;
+	uint64_t at = host->filled_bytes, end;
 	struct kvt_progress_line line;
-	uint64_t at = 0, n;
 	int rc = 0;
 
 	kvt_progress_begin(&line, false);
-	for (; rc == 0 && at < tier->mapped_bytes; at += n) {
-		n = tier->mapped_bytes - at;
-		n = n < ALLOCATE_BYTES ? n : ALLOCATE_BYTES;
-		if (madvise(tier->ram + at, n, MADV_POPULATE_WRITE) != 0 && errno != EINVAL &&
-		    errno != EAGAIN)
-			rc = -errno;
+	for (; at < tier->ram_bytes && !kvt_load_relaxed(&host->stopping); at = end) {
+		end = tier->ram_bytes - at < ALLOCATE_BYTES ? tier->ram_bytes : at + ALLOCATE_BYTES;
+		rc = populate(tier, at, end);
+		if (rc != 0)
+			break;
+		kvt_tier_fill(tier, end);
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: allocating, %llu of %llu MiB",
 					   (unsigned long long)(at >> 20),
-					   (unsigned long long)(tier->mapped_bytes >> 20));
+					   (unsigned long long)(tier->ram_bytes >> 20));
 	}
 	kvt_progress_end(&line);
-	return rc == 0 ? 0 : kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
-					    "--ram-bytes smaller",
-					    (unsigned long long)tier->ram_bytes, strerror(-rc));
+	if (rc != 0)
+		fprintf(stderr, "kvtstored: cannot allocate more than %llu of %llu MiB: %s: make "
+			"--ram-bytes smaller\n", (unsigned long long)(at >> 20),
+			(unsigned long long)(tier->ram_bytes >> 20), strerror(-rc));
+	else if (at == tier->ram_bytes)
+		kvt_store_release(&host->filled, true);
+	kvt_store_wake(host->wake);
+	return NULL;
+}
+
+/* Allocate the begin of the memory, and what is behind the records, then the rest by a thread. */
+static int allocate(struct kvt_host *host, struct kvt_error *why)
+{
+	struct kvt_tier *tier = &host->tier;
+	uint64_t first = tier->record_bytes > ALLOCATE_BYTES ? tier->record_bytes : ALLOCATE_BYTES;
+	int rc = populate(tier, tier->ram_bytes, tier->mapped_bytes);
+
+	first = first < tier->ram_bytes ? first : tier->ram_bytes;
+	if (rc == 0)
+		rc = populate(tier, 0, first);
+	if (rc != 0)
+		return kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
+				      "--ram-bytes smaller", (unsigned long long)tier->ram_bytes,
+				      strerror(-rc));
+	host->filled_bytes = first;
+	host->filled = first == tier->ram_bytes;
+	if (host->filled)
+		return 0;
+	kvt_index_limit(&tier->index, (uint32_t)(first / tier->record_bytes));
+	rc = kvt_store_thread(&host->filler, fill, host);
+	host->has_filler = rc == 0;
+	return rc == 0 ? 0 : kvt_store_fail(why, rc, "cannot start a thread: %s", strerror(-rc));
+}
+
+void kvt_store_pin(struct kvt_store *store)
+{
+	struct kvt_host *host = store->host;
+
+	if (!store->client || !store->slabs.device || kvt_load_relaxed(&host->pinned) ||
+	    !kvt_load_acquire(&host->filled))
+		return;
+	pthread_mutex_lock(&host->making);
+	if (!host->pinned)
+		kvt_device_pin(store->slabs.device, host->tier.ram, host->tier.ram_bytes);
+	kvt_store_relaxed(&host->pinned, true);
+	pthread_mutex_unlock(&host->making);
 }
 
 static void release_tiers(struct kvt_host *host)
 {
-	kvt_file_close(host->file, NULL);
+	kvt_file_close(host->file, NULL, 0);
 	host->file = NULL;
 	kvt_tier_destroy(&host->tier);
 }
@@ -103,9 +169,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 	if (options->file.path)
 		rc = kvt_file_open(&host->file, &host->tier, &options->file, why);
 	if (rc == 0)
-		rc = allocate(&host->tier, why);
-	if (rc == 0 && store->slabs.device)
-		kvt_device_pin(store->slabs.device, host->tier.ram, host->tier.ram_bytes);
+		rc = allocate(host, why);
 	if (rc == 0 && options->remote.command) {
 		host->options.remote.record_bytes = store->slabs.record_bytes;
 		if (kvt_remote_open(&host->remote, &host->tier, &options->remote) != 0)

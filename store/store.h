@@ -37,6 +37,7 @@ struct kvt_store_options {
 	bool several; /* there may be more than one instance */
 	uint64_t ram_bytes;
 	struct kvt_file_options file;
+	uint32_t stop_s; /* most time to write the memory to the file at the end */
 	struct kvt_remote_options remote;
 	uint32_t min_positions;
 	uint32_t queue_pages;
@@ -61,6 +62,10 @@ struct kvt_host {
 	uint64_t started_ns;
 	pthread_mutex_t making; /* of the tiers */
 	struct kvt_tier tier;   /* ram NULL: not made yet */
+	pthread_t filler;       /* allocates its memory, until it is `filled` */
+	bool has_filler, filled; /* `filled`: atomic */
+	bool pinned;            /* for devices; atomic */
+	uint64_t filled_bytes;  /* before the filler began */
 	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
 	struct kvt_remote *remote; /* NULL: none */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
@@ -105,6 +110,8 @@ struct kvt_store {
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
 /** End all loads and the session. The tier stays. */
 void kvt_store_disconnect(struct kvt_store *store);
+/** Let devices copy to and from the memory at full speed, once all of it is there. */
+void kvt_store_pin(struct kvt_store *store);
 /** Return why copies can no longer be made, NULL: they can. Then the session must stay open until
  * the process ends: its pages may still be written. */
 const char *kvt_store_broken(const struct kvt_store *store);
@@ -115,6 +122,8 @@ void kvt_store_notice(struct kvt_store *store);
 /** Print a line of the log, with the instance's name if there are several. */
 __attribute__((format(printf, 2, 3))) void kvt_store_say(const struct kvt_store *store,
 							 const char *format, ...);
+/** Start a thread that takes no signals. */
+int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self);
 /** Write to an eventfd. */
 void kvt_store_wake(int fd);
 

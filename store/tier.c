@@ -77,6 +77,16 @@ uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry)
 	return tier->ram + (entry - 1) * tier->record_bytes;
 }
 
+void kvt_tier_fill(struct kvt_tier *tier, uint64_t bytes)
+{
+	uint32_t n = (uint32_t)(bytes / tier->record_bytes);
+
+	kvt_tier_lock(tier);
+	if (n > tier->index.n_ready)
+		kvt_index_grow(&tier->index, n);
+	kvt_tier_unlock(tier);
+}
+
 void kvt_tier_lock(struct kvt_tier *tier)
 {
 	pthread_mutex_lock(&tier->lock);
@@ -336,10 +346,10 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	/* What was cached before a drop is kept out first. */
 	if (share->drops != tier->drops)
 		return 0;
-	/* Wait while all that could leave is being written, but for one, which may be the front of
-	 * the next page: if the queue has room until then. */
-	if (!tier->index.first_free && tier->n_writing &&
-	    tier->index.oldest == tier->index.youngest &&
+	/* Wait for memory that comes, and while all that could leave is being written, but for one,
+	 * which may be the front of the next page: if the queue has room until then. */
+	if (!tier->index.first_free && (tier->index.n_ready < tier->index.n_entries ||
+	     (tier->n_writing && tier->index.oldest == tier->index.youngest)) &&
 	    known->n_queued < known->queue_pages / 2)
 		return 0;
 	while ((copy->page = kvt_known_next(known, &swept)) != 0) {

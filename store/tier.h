@@ -87,6 +87,8 @@ struct kvt_copy {
 int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_bytes,
 		  uint32_t seal_bytes);
 void kvt_tier_destroy(struct kvt_tier *tier);
+/** Use the records in these first bytes, from now on. */
+void kvt_tier_fill(struct kvt_tier *tier, uint64_t bytes);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
 

@@ -166,6 +166,30 @@ TEST_WITH(memory_that_is_not_there_is_refused_in_words, start_without_store, sto
 	kvt_test_equal(kvt_test_store_wait(&own.store), 3);
 }
 
+TEST_WITH(it_serves_while_its_memory_comes, start_without_store, stop)
+{
+	uint64_t first = 64 << 20, all = 256 << 20, record;
+	uint32_t keys[N], room;
+
+	kvt_test_keys(keys, N, 1);
+	start_store("256M");
+	record = kvt_client_info(own.worker)->page_bytes;
+	room = kvt_test_store_status(&own.peer).room_pages;
+	kvt_test_check(room >= first / record);
+	keep(keys);
+	kvt_test_equal(fetch(keys), N);
+	while ((room = kvt_test_store_status(&own.peer).room_pages) < all / record)
+		;
+	kvt_test_equal(room, all / record);
+	kvt_test_side_evict(&own);
+	kvt_test_equal(fetch(keys), N);
+	kvt_test_equal(kvt_test_store_stop(&own.store), 0);
+	kvt_test_store_spawn(&own.store, &own.daemon, "256M", NULL);
+	kvt_test_check(kvt_test_store_await(&own.store, "serving"));
+	kvt_test_equal(kvt_test_store_stop(&own.store), 0); /* while it comes, as a rule */
+	own.store.pid = 0;
+}
+
 TEST_WITH(it_loads_behind_what_is_cached, start, stop)
 {
 	struct kvt_handle handle;

@@ -599,6 +599,7 @@ TEST_WITH(half_a_file_option_is_refused_in_words, start, stop)
 		{ "--file-admit used", "limit it with --file-write-bytes" },
 		{ "--file-write-bytes 8M", "file-write-bytes needs --file" },
 		{ "--helper-wait-ms 4", "helper-wait-ms needs --helper" },
+		{ "--stop-seconds 4", "stop-seconds needs --file" },
 		{ "--file /tmp/x --file-bytes 1M --file-depth 65", "allowed: 1 to 64" },
 		{ "--file /tmp/x --file-bytes 0", "allowed: a size above 0" },
 		{ "--file /tmp --file-bytes 2G --bench", "is there: name a file to make" },

@@ -56,10 +56,10 @@ static void close_file(bool orderly)
 	static const volatile int at_once = 1;
 
 	if (orderly) {
-		kvt_file_close(file, &no_stop);
+		kvt_file_close(file, &no_stop, 60);
 	} else { /* as far as the file shows: killed */
 		file->trouble.closed_until_ns = UINT64_MAX;
-		kvt_file_close(file, &at_once);
+		kvt_file_close(file, &at_once, 0);
 	}
 	kvt_tier_destroy(&tier);
 }
@@ -414,6 +414,27 @@ static void damage(uint64_t at, const void *bytes, size_t n)
 
 	assert_int_equal(pwrite(fd, bytes, n, (off_t)at), n);
 	close(fd);
+}
+
+/* Without the time for it all, what came back is first, then the youngest. */
+TEST_WITH(a_stop_ends_in_time_with_what_came_back_in_the_file, start, stop)
+{
+	put_path(1, 4);
+	tier.index.entries[kvt_index_find(&tier.index, &(struct kvt_chain){
+		.digest = { 0, 0, 0, 0, 2 } })].used = 1; /* not its last page */
+	put_path(11, 4);
+	/* It is to end as soon as a page is written. */
+	kvt_file_close(file, (const volatile int *)&file->written, 60);
+	kvt_tier_destroy(&tier);
+	assert_int_equal(open_file(), 0);
+	assert_int_not_equal(slot_of(1), 0);
+	assert_int_equal(slot_of(11), 0);
+	kvt_file_clear(file, (const uint64_t[]){ 1, 2 }, 1);
+	put_path(1, 4);
+	kvt_file_close(file, &no_stop, 0); /* no time at all */
+	kvt_tier_destroy(&tier);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(file->slots.n_found, 0);
 }
 
 /* More pages than a group, whose names a start reads. */

@@ -378,3 +378,25 @@ TEST(after_a_clear_fronts_become_free_as_what_is_behind_them_is_taken)
 	assert_int_equal(index.n_found, 4);
 	kvt_index_destroy(&index);
 }
+
+TEST(an_index_that_grows_gives_each_entry_once)
+{
+	struct kvt_index index;
+	uint32_t taken = 0;
+
+	assert_int_equal(kvt_index_init(&index, ENTRIES), 0);
+	kvt_index_limit(&index, 1);
+	for (uint32_t ready = 1; ready <= ENTRIES; ready += 1 + ready / 4) {
+		if (ready > 1)
+			kvt_index_grow(&index, ready);
+		if (ready % 3 == 0)
+			continue; /* some are free when more come */
+		for (uint32_t entry; (entry = kvt_index_take(&index)) != 0;) {
+			assert_false(taken >> entry & 1);
+			assert_true(entry <= ready);
+			taken |= 1u << entry;
+		}
+		assert_int_equal(taken, (2u << ready) - 2);
+	}
+	kvt_index_destroy(&index);
+}

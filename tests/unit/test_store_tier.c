@@ -568,3 +568,25 @@ TEST_WITH(a_page_that_was_copied_while_it_was_read_is_there_once, start_below, s
 	assert_int_equal(tier.index.n_found, 1);
 	assert_int_equal(kvt_tier_bring(&tier, &page, &page), find(100, 0));
 }
+
+/* While the memory of a start comes, no page leaves for another one if there is time. */
+TEST_WITH(copies_wait_for_memory_that_comes, start, stop)
+{
+	kvt_index_limit(&tier.index, 2);
+	store_at(0, (uint32_t[]){ 1, 2, 3 }, 3, 100);
+	assert_int_equal(copy_all(), 2);
+	assert_int_equal(known.n_queued, 1);
+	assert_int_equal(share.full, 0);
+	kvt_tier_fill(&tier, 3 * 2 * BYTES);
+	assert_int_equal(copy_all(), 1);
+	for (uint32_t i = 0; i < 3; i++)
+		assert_int_equal(find(100, i), i + 1);
+	for (uint32_t i = 0; i < 4; i++) /* half of what the queue has room for */
+		store_at(0, (uint32_t[]){ 4 + i }, 1, 200 + 10 * i);
+	assert_int_equal(copy_all(), 1);
+	assert_int_equal(known.n_queued, 3);
+	assert_int_equal(tier.index.n_found, 3);
+	kvt_tier_fill(&tier, 5 * 2 * BYTES);
+	assert_int_equal(copy_all(), 3); /* and all is there: pages leave as ever */
+	assert_int_equal(tier.index.n_found, 5);
+}
