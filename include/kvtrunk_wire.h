@@ -73,7 +73,7 @@ static inline uint64_t kvt_abi_layout(void)
 		sizeof(struct kvt_message_group), sizeof(struct kvt_message_namespace),
 		sizeof(struct kvt_message_admin), sizeof(struct kvt_admin_status),
 		sizeof(struct kvt_admin_option), sizeof(struct kvt_admin_client),
-		sizeof(struct kvt_admin_node), sizeof(struct kvt_message_feed),
+		sizeof(struct kvt_message_feed),
 		sizeof(struct kvt_feed_header), sizeof(struct kvt_feed_entry),
 	};
 

@@ -15,7 +15,6 @@ enum kvt_admin_what {
 	KVT_ADMIN_STATUS = 1,     /* struct kvt_admin_status */
 	KVT_ADMIN_CLIENTS = 2,    /* struct kvt_admin_client, paged by cursor = session index */
 	KVT_ADMIN_NAMESPACES = 3, /* struct kvt_admin_namespace, cursor = namespace number */
-	KVT_ADMIN_NODES = 4,      /* struct kvt_admin_node, cursor = node id */
 	KVT_ADMIN_PAGE = 5,       /* argument = page: struct kvt_admin_page */
 	KVT_ADMIN_AUDIT = 6,      /* text lines; result 0 even if problems: `total` counts them.
 				     Answer: argument = ns for which no client was served */
@@ -179,7 +178,7 @@ struct kvt_admin_client {
 	uint32_t rank, n_ranks; /* of a group; a row with rank > 0 is a member of `session` */
 	uint32_t suspects;  /* SUSPECTs that it sent */
 	uint32_t suspected; /* SUSPECTs of pages that it sealed */
-	uint32_t sealer;    /* its number in struct kvt_admin_node */
+	uint32_t sealer;    /* its number in struct kvt_page_record */
 	uint32_t reserved;
 	struct kvt_tally tally;
 };
@@ -191,21 +190,6 @@ struct kvt_admin_namespace {
 	uint32_t nodes, limit; /* limit: of cached pages, 0: none */
 	char label[KVT_LABEL_BYTES];
 	struct kvt_tally tally;
-};
-
-struct kvt_admin_node {
-	uint32_t node, generation, parent, first_slot, n_slots, sealed, start, flags;
-	uint32_t namespace_id, n_children, lock_ref, uses;
-	int32_t priority;
-	uint32_t first_page; /* page in the first slot, KVT_NONE if announced */
-	uint64_t age_ns;     /* since the last touch */
-	uint64_t expires_in_ns; /* UINT64_MAX: never */
-	uint32_t keys[4];    /* the first keys of the run, for people */
-	uint64_t root_key;   /* of a node right below a root; 0: it has none */
-	uint32_t side_pages; /* of its pages */
-	uint32_t point;      /* pages up to its last point, where a BEGIN can continue; 0: none */
-	uint32_t sealer;     /* of all its cached pages; 0: unknown; UINT32_MAX: several */
-	uint32_t reserved;
 };
 
 struct kvt_admin_page {

@@ -289,9 +289,7 @@ static uint32_t last_page(const struct kvt_client *client, struct kvt_handle han
 	return slot < view->n_slots ? kvt_load_relaxed(&view->slot_pages[slot]) : 0;
 }
 
-/* True if a prefix continues behind a page that is cached: pages have no sides, or the last ones of
- * the prefix have all that it needs. A hint: while the tree changes, it may be wrong. */
-static bool is_point(const struct kvt_client *client, uint32_t page)
+bool kvt_client_is_point(const struct kvt_client *client, uint32_t page)
 {
 	const struct kvt_arena_view *view = &client->arena;
 	const struct kvt_info *info = &client->info;
@@ -326,7 +324,7 @@ static uint32_t missing_positions(const struct kvt_client *client, const struct 
 static uint32_t least_positions(const struct kvt_client *client, const struct kvt_store_end *end,
 				struct kvt_handle handle)
 {
-	return is_point(client, handle.positions ? last_page(client, handle) : 0) ?
+	return kvt_client_is_point(client, handle.positions ? last_page(client, handle) : 0) ?
 		       end->min_positions : client->info.page_size;
 }
 

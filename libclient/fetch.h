@@ -16,4 +16,8 @@ void kvt_client_store_leave(struct kvt_client *client);
 uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_request *begin,
 			      struct kvt_handle *start);
 
+/** True if a prefix continues behind a page that is cached: pages have no sides, or the last ones
+ * of the prefix have all that it needs. A hint: while the tree changes, it may be wrong. */
+bool kvt_client_is_point(const struct kvt_client *client, uint32_t page);
+
 #endif

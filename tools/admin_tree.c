@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvtctl tree: fetch all nodes, link them to a tree, draw it or print JSON. Records are fetched in
- * pages while the daemon works on, so they may contradict each other; see struct tree.
+ * kvtctl tree: read all nodes from the arena, link them to a tree, draw it or print JSON.
  */
 
 #include <errno.h>
@@ -9,13 +8,14 @@
 #include <string.h>
 
 #include "tools/admin.h"
+#include "tools/page_tree.h"
 
 #define DEFAULT_LINES 200
 
-/* The tree, built from records. Nodes change between two pages of records, so a parent may be
- * missing and parents may form a ring: each node is drawn at most once. */
+/* The tree. Nodes change while others are read, so a parent may be missing and parents may form a
+ * ring: each node is drawn at most once. */
 struct tree {
-	struct kvt_admin_node *nodes; /* in order of node id */
+	struct kvt_tree_node *nodes; /* in order of node id */
 	struct kvt_admin_namespace *namespaces;
 	uint32_t n_nodes, n_namespaces;
 	uint32_t *parent;  /* index into nodes, n_nodes = none */
@@ -58,7 +58,7 @@ static uint32_t tree_find(const struct tree *tree, uint32_t id)
 
 /* Order children by uses, most first, then by root key and first keys: two drawings of a tree are
  * equal. */
-static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_node *b)
+static bool comes_before(const struct kvt_tree_node *a, const struct kvt_tree_node *b)
 {
 	int order = (b->uses > a->uses) - (b->uses < a->uses);
 
@@ -72,8 +72,8 @@ static bool comes_before(const struct kvt_admin_node *a, const struct kvt_admin_
 static int compare_nodes(const void *a, const void *b, void *context)
 {
 	const struct tree *tree = context;
-	const struct kvt_admin_node *left = &tree->nodes[*(const uint32_t *)a];
-	const struct kvt_admin_node *right = &tree->nodes[*(const uint32_t *)b];
+	const struct kvt_tree_node *left = &tree->nodes[*(const uint32_t *)a];
+	const struct kvt_tree_node *right = &tree->nodes[*(const uint32_t *)b];
 
 	return comes_before(left, right) ? -1 : comes_before(right, left);
 }
@@ -119,18 +119,28 @@ static void tree_free(struct tree *tree)
 
 static int tree_load(struct kvt_admin *admin, struct tree *tree)
 {
-	void *nodes = NULL, *namespaces = NULL;
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
+	struct kvt_admin_status status;
+	struct kvt_tree found;
+	void *namespaces = NULL;
 	int rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*tree->namespaces),
 				 &namespaces, &tree->n_namespaces);
 
-	rc = rc ? rc : kvt_admin_table(admin, KVT_ADMIN_NODES, sizeof(*tree->nodes), &nodes,
-				       &tree->n_nodes);
-	tree->nodes = nodes;
 	tree->namespaces = namespaces;
-	tree->page_size = kvt_client_info(admin->client)->page_size;
+	if (rc == 0 && !admin->client->arena.base) {
+		fprintf(stderr, "kvtctl tree: this instance hides its tree (arena_visible = no)\n");
+		rc = -ENOTSUP;
+	}
 	if (rc == 0)
-		tree_link(tree);
-	return rc;
+		rc = kvt_admin_ask(admin, &request, &status, sizeof(status)); /* its clock */
+	if (rc < 1)
+		return rc ? rc : -EPROTO;
+	tree->page_size = kvt_client_info(admin->client)->page_size;
+	kvt_tree_read(admin->client, status.now_ns, UINT32_MAX, true, &found);
+	tree->nodes = found.nodes;
+	tree->n_nodes = found.n;
+	tree_link(tree);
+	return 0;
 }
 
 static const char *label_of(const struct tree *tree, uint32_t namespace_id)
@@ -146,25 +156,25 @@ static const char *label_of(const struct tree *tree, uint32_t namespace_id)
 /* ---------------------------------------------------------------- JSON */
 
 static void node_json(struct kvt_json *json, const struct tree *tree,
-		      const struct kvt_admin_node *node)
+		      const struct kvt_tree_node *node)
 {
-	uint32_t pages = node->n_slots, shown = pages * tree->page_size;
+	uint32_t pages = node->pages, shown = pages * tree->page_size;
 
 	kvt_json_open(json, NULL, '{');
 	kvt_json_u64(json, "node", node->node);
 	kvt_json_u64(json, "generation", node->generation);
 	kvt_json_u64(json, "parent", node->parent);
-	kvt_json_u64(json, "namespace", node->namespace_id);
-	kvt_json_string(json, "label", label_of(tree, node->namespace_id));
+	kvt_json_u64(json, "namespace", node->namespace);
+	kvt_json_string(json, "label", label_of(tree, node->namespace));
 	kvt_json_bool(json, "root", node->flags & KVT_NODE_ROOT);
 	kvt_json_bool(json, "detached", node->flags & KVT_NODE_DETACHED);
 	kvt_json_u64(json, "start", (uint64_t)node->start * tree->page_size);
 	kvt_json_u64(json, "pages", pages);
 	kvt_json_u64(json, "sealed", node->sealed);
-	kvt_json_u64(json, "side_pages", node->side_pages);
+	kvt_json_u64(json, "side_pages", node->sides);
 	kvt_json_u64(json, "point", (uint64_t)node->point * tree->page_size);
 	kvt_json_u64(json, "children", node->n_children);
-	kvt_json_u64(json, "locks", node->lock_ref);
+	kvt_json_u64(json, "locks", node->locks);
 	if (node->sealer == 0 || node->sealer == UINT32_MAX)
 		kvt_json_null(json, "sealer");
 	else
@@ -201,12 +211,12 @@ static int tree_json(const struct tree *tree)
  * line. */
 static bool continues(const struct tree *tree, uint32_t node)
 {
-	const struct kvt_admin_node *upper = &tree->nodes[node];
+	const struct kvt_tree_node *upper = &tree->nodes[node];
 	uint32_t child = tree->first[node];
 
 	return child < tree->n_nodes && tree->sibling[child] == tree->n_nodes &&
-	       upper->sealed == upper->n_slots && !(upper->flags & KVT_NODE_ROOT) &&
-	       tree->nodes[child].lock_ref == upper->lock_ref && !tree->drawn[child];
+	       upper->sealed == upper->pages && !(upper->flags & KVT_NODE_ROOT) &&
+	       tree->nodes[child].locks == upper->locks && !tree->drawn[child];
 }
 
 static void draw_lines(const struct drawing *drawing, const struct branch *branch)
@@ -220,14 +230,14 @@ static void draw_lines(const struct drawing *drawing, const struct branch *branc
 static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 {
 	const struct tree *tree = drawing->tree;
-	const struct kvt_admin_node *top = &tree->nodes[node], *at = top;
+	const struct kvt_tree_node *top = &tree->nodes[node], *at = top;
 	uint64_t pages = 0, sealed = 0, point = 0, begin = (uint64_t)top->start * tree->page_size;
 	uint32_t n_nodes = 0, uses = top->uses, shown;
 	char age[32];
 
 	for (;;) {
 		tree->drawn[node] = true;
-		pages += at->n_slots;
+		pages += at->pages;
 		sealed += at->sealed;
 		point = at->point ? (uint64_t)at->point * tree->page_size : point;
 		uses = at->uses > uses ? at->uses : uses;
@@ -243,14 +253,14 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 		printf(" (%llu announced)", (unsigned long long)(pages - sealed));
 	if (point)
 		printf(" *%llu", (unsigned long long)point);
-	shown = top->n_slots * tree->page_size;
+	shown = top->pages * tree->page_size;
 	if (top->root_key)
 		printf("  root key %llu", (unsigned long long)top->root_key);
 	printf("  keys");
 	for (uint32_t i = 0; i < 4 && i < shown; i++)
 		printf(" %u", top->keys[i]);
 	printf("%s  locks %u  uses %u  age %s", pages * tree->page_size > 4 ? " …" : "",
-	       top->lock_ref, uses, kvt_age_text(top->age_ns, age, sizeof(age)));
+	       top->locks, uses, kvt_age_text(top->age_ns, age, sizeof(age)));
 	if (top->priority)
 		printf("  priority %d", top->priority);
 	if (top->expires_in_ns != UINT64_MAX)

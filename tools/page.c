@@ -428,7 +428,7 @@ void kvt_page_print(struct kvt_page *page, int64_t now_ns, struct kvt_text *text
 
 /* ---- /tree */
 
-static void print_tree(const struct kvt_admin_status *status, const struct kvt_page_nodes *nodes,
+static void print_tree(const struct kvt_admin_status *status, const struct kvt_tree *nodes,
 		       struct kvt_json *json)
 {
 	kvt_json_seconds(json, "now_s", status->now_ns);
@@ -453,7 +453,7 @@ static void end_line(struct kvt_text *text)
 bool kvt_page_print_tree(struct kvt_page *page, int64_t now_ns, struct kvt_text *text)
 {
 	struct kvt_json json = { .text = *text };
-	struct kvt_page_nodes nodes = { .n = 0 };
+	struct kvt_tree nodes = { .n = 0 };
 	struct kvt_admin_status status;
 	struct source source;
 	bool answered = source_open(&source, page, &status) == 0;
@@ -471,15 +471,16 @@ bool kvt_page_print_tree(struct kvt_page *page, int64_t now_ns, struct kvt_text 
 							       : source.error.text);
 		} else {
 			page->of_tree = status;
-			kvt_page_nodes_read(&source.client->arena, status.now_ns, &nodes);
+			kvt_tree_read(source.client, status.now_ns, KVT_PAGE_MOST_NODES, false,
+				      &nodes);
 			print_tree(&status, &nodes, &json);
 		}
 		kvt_json_close(&json, '}');
 		end_line(&json.text);
-		kvt_page_nodes_print(&nodes, &json.text);
+		kvt_tree_print(&nodes, &json.text);
 		*text = json.text;
 	}
-	free(nodes.rows);
+	free(nodes.nodes);
 	source_close(&source);
 	return !current;
 }

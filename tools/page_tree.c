@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libclient/fetch.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
 
@@ -89,37 +90,101 @@ static bool read_node(const struct kvt_arena_view *view, uint32_t id, uint64_t n
 	return true;
 }
 
-void kvt_page_nodes_read(const struct kvt_arena_view *view, uint64_t now_ns,
-			 struct kvt_page_nodes *ret_nodes)
+/* Pages up to the last point of a node; 0: there is none. */
+static uint32_t point_of(const struct kvt_client *client, const struct kvt_tree_node *node,
+			 uint32_t first_slot)
 {
-	struct kvt_page_nodes nodes = { .n = 0 };
-	uint32_t row[KVT_PAGE_N_FIELDS];
+	uint32_t n = node->sealed;
+
+	if (!node->sides || node->flags & KVT_NODE_DETACHED)
+		return 0;
+	while (n > 0 && !kvt_client_is_point(client, kvt_load_relaxed(
+				&client->arena.slot_pages[first_slot + n - 1])))
+		n--;
+	return n ? node->start + n : 0;
+}
+
+/* Read what the page does not show. False: the node has changed since its row was read. */
+static bool read_more(const struct kvt_client *client, uint64_t now_ns, uint32_t version,
+		      struct kvt_tree_node *to)
+{
+	const struct kvt_arena_view *view = &client->arena;
+	const struct kvt_node *node = &view->nodes[to->node];
+	uint32_t pages = to->pages, slot = kvt_load_relaxed(&node->first_slot);
+	uint64_t touched_ns = kvt_load_relaxed(&node->touched_ns);
+	uint64_t expiry_ns = kvt_load_relaxed(&node->expiry_ns);
+
+	if (slot > view->n_slots || pages > view->n_slots - slot)
+		return false;
+	to->generation = kvt_load_relaxed(&node->generation);
+	to->n_children = kvt_load_relaxed(&node->n_children);
+	to->priority = kvt_load_relaxed(&node->priority);
+	to->root_key = to->flags & KVT_NODE_KEYED ? kvt_load_relaxed(&view->root_keys[to->node]) :
+						    0;
+	to->age_ns = now_ns > touched_ns ? now_ns - touched_ns : 0;
+	to->expires_in_ns = expiry_ns == UINT64_MAX || expiry_ns > now_ns ? expiry_ns : now_ns;
+	to->expires_in_ns -= expiry_ns == UINT64_MAX ? 0 : now_ns;
+	for (uint32_t i = 0; i < 4 && i < pages * view->page_size; i++)
+		to->keys[i] = kvt_load_relaxed(
+			&view->slot_keys[(size_t)slot * view->page_size + i]);
+	to->point = point_of(client, to, slot);
+	/* Pairs with the release fence that begins a change. */
+	kvt_fence_acquire();
+	return kvt_load_relaxed(&node->version) == version;
+}
+
+/* Read a node, with `more` or without. False: it is free, or changes all the time. */
+static bool read_all(const struct kvt_client *client, uint32_t id, uint64_t now_ns, bool more,
+		     struct kvt_tree_node *to)
+{
+	const struct kvt_arena_view *view = &client->arena;
+
+	memset(to, 0, sizeof(*to));
+	for (unsigned int tries = 0; tries < TRIES_MOST; tries++) {
+		/* Pairs with the release that ends a change of the node. */
+		uint32_t version = kvt_load_acquire(&view->nodes[id].version);
+
+		if (!read_node(view, id, now_ns, to->row))
+			return false;
+		if (!more || read_more(client, now_ns, version, to))
+			return true;
+	}
+	return false;
+}
+
+void kvt_tree_read(const struct kvt_client *client, uint64_t now_ns, uint32_t most, bool more,
+		   struct kvt_tree *ret_tree)
+{
+	const struct kvt_arena_view *view = &client->arena;
+	struct kvt_tree tree = { .n = 0 };
+	struct kvt_tree_node node;
+	size_t room = 0;
 
 	for (uint32_t id = 1; id < view->max_nodes; id++) {
 		if (!(kvt_load_relaxed(&view->nodes[id].flags) & KVT_NODE_LIVE) ||
-		    !read_node(view, id, now_ns, row))
+		    !read_all(client, id, now_ns, more, &node))
 			continue;
-		if (nodes.n == KVT_PAGE_MOST_NODES) {
-			nodes.omitted++;
+		if (tree.n == most) {
+			tree.omitted++;
 			continue;
 		}
-		if (nodes.n == nodes.room) {
-			nodes.room = nodes.room * 2 + 512;
-			nodes.rows = kvt_tool_grow(nodes.rows, nodes.room, sizeof(*nodes.rows));
+		if (tree.n == room) {
+			room = room * 2 + 512;
+			tree.nodes = kvt_tool_grow(tree.nodes, room, sizeof(node));
 		}
-		memcpy(nodes.rows[nodes.n++], row, sizeof(row));
+		tree.nodes[tree.n++] = node;
 	}
-	*ret_nodes = nodes;
+	*ret_tree = tree;
 }
 
-void kvt_page_nodes_print(const struct kvt_page_nodes *nodes, struct kvt_text *text)
+void kvt_tree_print(const struct kvt_tree *tree, struct kvt_text *text)
 {
-	uint32_t *column = kvt_tool_grow(NULL, nodes->n + 1, sizeof(*column));
+	uint32_t *column = kvt_tool_grow(NULL, tree->n + 1ull, sizeof(*column));
 
 	for (unsigned int field = 0; field < KVT_PAGE_N_FIELDS; field++) {
-		for (size_t i = 0; i < nodes->n; i++)
-			column[i] = nodes->rows[i][field];
-		kvt_text_add(text, (const char *)column, nodes->n * sizeof(*column));
+		for (uint32_t i = 0; i < tree->n; i++)
+			column[i] = tree->nodes[i].row[field];
+		kvt_text_add(text, (const char *)column, tree->n * sizeof(*column));
 	}
 	free(column);
 }

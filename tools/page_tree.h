@@ -4,12 +4,13 @@
 
 /**
  * @file page_tree.h
- * The nodes that the page draws, read from the arena. The daemon does no work for it.
+ * The nodes that the page and kvtctl tree draw, read from the arena. The daemon does no work.
  */
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "libclient/state.h"
 #include "shm/arena.h"
 #include "tools/util.h"
 
@@ -27,17 +28,36 @@ enum kvt_page_field {
 	KVT_PAGE_N_FIELDS,
 };
 
-struct kvt_page_nodes {
-	uint32_t (*rows)[KVT_PAGE_N_FIELDS]; /* by ascending node */
-	size_t n, room;
-	uint64_t omitted; /* nodes beyond KVT_PAGE_MOST_NODES */
+/** A node. What follows the row is read for kvtctl alone. */
+struct kvt_tree_node {
+	union { /* a row, or its fields by name */
+		uint32_t row[KVT_PAGE_N_FIELDS];
+		struct {
+#define KVT_PAGE_MEMBER(name) uint32_t name;
+			KVT_PAGE_FIELDS(KVT_PAGE_MEMBER)
+#undef KVT_PAGE_MEMBER
+		};
+	};
+	uint32_t generation, n_children;
+	int32_t priority;
+	uint32_t keys[4];       /* the first ones of the run */
+	uint64_t root_key;      /* of a node right below a root; 0: it has none */
+	uint64_t age_ns;        /* since the last touch */
+	uint64_t expires_in_ns; /* UINT64_MAX: never */
+	uint32_t point;         /* pages up to its last point; 0: none */
 };
 
-/** Read all live nodes while the daemon changes them: each is whole, and they may contradict each
- * other. `now_ns` is the daemon's clock. The caller frees `rows`. */
-void kvt_page_nodes_read(const struct kvt_arena_view *view, uint64_t now_ns,
-			 struct kvt_page_nodes *ret_nodes);
-/** Append the columns, one behind the other, as 32-bit numbers of this machine. */
-void kvt_page_nodes_print(const struct kvt_page_nodes *nodes, struct kvt_text *text);
+struct kvt_tree {
+	struct kvt_tree_node *nodes; /* by ascending number; the caller frees them */
+	uint32_t n;
+	uint64_t omitted; /* nodes beyond the most that were asked for */
+};
+
+/** Read the live nodes of a client's arena while the daemon changes them: each is whole, and they
+ * may contradict each other. `now_ns` is the daemon's clock. `more`: also what follows the rows. */
+void kvt_tree_read(const struct kvt_client *client, uint64_t now_ns, uint32_t most, bool more,
+		   struct kvt_tree *ret_tree);
+/** Append the columns of the rows, one behind the other, as 32-bit numbers of this machine. */
+void kvt_tree_print(const struct kvt_tree *tree, struct kvt_text *text);
 
 #endif

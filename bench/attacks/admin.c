@@ -48,9 +48,9 @@ static void flood(struct attack_run *run, uint32_t what)
 	}
 }
 
-void attack_nodes_flood(struct attack_run *run)
+void attack_namespaces_flood(struct attack_run *run)
 {
-	flood(run, KVT_ADMIN_NODES);
+	flood(run, KVT_ADMIN_NAMESPACES);
 }
 
 /* STATUS looks at every lease. */
@@ -110,7 +110,7 @@ void attack_slow_reader(struct attack_run *run)
 			attack_say_hello(*fd, n % 2 ? KVT_HELLO_OBSERVE : 0);
 		}
 		for (int i = 0; i < 64; i++) {
-			attack_ask(*fd, KVT_ADMIN_NODES);
+			attack_ask(*fd, KVT_ADMIN_NAMESPACES);
 			send(*fd, &name, sizeof(name), MSG_NOSIGNAL | MSG_DONTWAIT);
 		}
 		if (n % 64 == 0) {

@@ -170,7 +170,7 @@ void attack_areas(struct attack_run *run);
 void attack_large_areas(struct attack_run *run);
 void attack_segments(struct attack_run *run);
 void attack_fences(struct attack_run *run);
-void attack_nodes_flood(struct attack_run *run);
+void attack_namespaces_flood(struct attack_run *run);
 void attack_status_flood(struct attack_run *run);
 void attack_clients_flood(struct attack_run *run);
 void attack_observers(struct attack_run *run);

@@ -3,6 +3,7 @@
 #include "bench/attacks/attack.h"
 
 #define MANY_NODES "--max_nodes=65536"
+#define MANY_NAMESPACES "--max_namespaces=65536"
 #define LARGE_AREAS "--max_op_keys=16777216"
 
 const struct attack attacks[] = {
@@ -16,8 +17,8 @@ const struct attack attacks[] = {
 	  ATTACK_TOGETHER, 50, NULL, attack_segments },
 	{ "fences", "raises and lowers fence words while frees wait for them",
 	  ATTACK_TOGETHER, 200, NULL, attack_fences },
-	{ "nodes-flood", "eight observers list the nodes without end",
-	  ATTACK_TOGETHER, 100, MANY_NODES, attack_nodes_flood },
+	{ "namespaces-flood", "eight observers list the namespaces without end",
+	  ATTACK_TOGETHER, 100, MANY_NAMESPACES, attack_namespaces_flood },
 	{ "status-flood", "the same with STATUS beside thousands of leases",
 	  ATTACK_TOGETHER, 100, NULL, attack_status_flood },
 	{ "clients-flood", "the same with CLIENTS",

@@ -279,8 +279,6 @@ struct kvt_core_effort {
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core);
 
 /** Display: fill one record; false if there is none at this index. */
-bool kvt_core_describe_node(struct kvt_core *core, uint32_t node, uint64_t now_ns,
-			    struct kvt_admin_node *ret_node);
 bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t namespace_id,
 				 struct kvt_admin_namespace *ret_namespace);
 bool kvt_core_describe_page(const struct kvt_core *core, uint32_t page,

@@ -4,12 +4,10 @@
 
 #include <string.h>
 
-#include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
-#include "daemon/core/walk.h"
 
 const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
 {
@@ -51,57 +49,6 @@ void kvt_core_count_start(struct kvt_core *core, const struct kvt_starts *before
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core)
 {
 	return &core->effort;
-}
-
-/** Pages of the path up to a node's last point, behind which a BEGIN can continue; 0: none. */
-static uint32_t last_point(struct kvt_core *core, uint32_t id)
-{
-	const struct kvt_node *node = kvt_node_at(core, id);
-	uint32_t point;
-
-	if (kvt_sides_in(core, id) == 0 || kvt_path_detached(core, id))
-		return 0;
-	point = kvt_walk_search(core, id, node->start + node->sealed, node->start);
-	return point > node->start ? point : 0;
-}
-
-bool kvt_core_describe_node(struct kvt_core *core, uint32_t id, uint64_t now_ns,
-			    struct kvt_admin_node *ret_node)
-{
-	const struct kvt_node *node;
-	uint32_t shown;
-
-	if (!kvt_node_live(core, id))
-		return false;
-	node = kvt_node_at(core, id);
-	shown = kvt_min(4, node->n_slots * core->ps);
-	*ret_node = (struct kvt_admin_node){
-		.node = id,
-		.generation = node->generation,
-		.parent = node->parent,
-		.first_slot = node->first_slot,
-		.n_slots = node->n_slots,
-		.sealed = node->sealed,
-		.start = node->start,
-		.flags = node->flags,
-		.namespace_id = node->namespace_id,
-		.n_children = node->n_children,
-		.lock_ref = node->lock_ref,
-		.uses = node->uses,
-		.priority = node->priority,
-		.root_key = kvt_root_key_of(core, id),
-		.side_pages = kvt_sides_in(core, id),
-		.point = last_point(core, id),
-		.sealer = node->sealed ? core->sealers[id] : 0,
-		.first_page = node->sealed ? core->slot_pages[node->first_slot] : KVT_NONE,
-		.age_ns = now_ns > node->touched_ns ? now_ns - node->touched_ns : 0,
-		.expires_in_ns = node->expiry_ns == KVT_NEVER ? KVT_NEVER :
-				 node->expiry_ns > now_ns     ? node->expiry_ns - now_ns :
-								0,
-	};
-	if (shown)
-		memcpy(ret_node->keys, kvt_keys_at(core, node->first_slot), shown * 4);
-	return true;
 }
 
 bool kvt_core_describe_namespace(const struct kvt_core *core, uint32_t id,

@@ -264,11 +264,6 @@ static bool describe_namespace(const struct kvt_daemon *daemon, uint32_t index, 
 	return kvt_core_describe_namespace(daemon->core, index, record);
 }
 
-static bool describe_node(const struct kvt_daemon *daemon, uint32_t index, void *record)
-{
-	return kvt_core_describe_node(daemon->core, index, daemon->clock.now_ns, record);
-}
-
 /* Describe an option, with the value in use where it was computed. */
 static bool describe_option(const struct kvt_daemon *daemon, uint32_t index, void *record)
 {
@@ -310,7 +305,6 @@ static void answer_table(struct kvt_daemon *daemon, struct admin_answer *answer,
 	union {
 		struct kvt_admin_client client;
 		struct kvt_admin_namespace namespace;
-		struct kvt_admin_node node;
 		struct kvt_admin_option option;
 	} record;
 	uint64_t at = request->cursor, last;
@@ -593,7 +587,7 @@ static bool handle_upgrade(struct kvt_daemon *daemon, const struct kvt_connectio
 
 /* ---- requests */
 
-static bool needs_privilege(const struct kvt_daemon *daemon, uint32_t what)
+static bool needs_privilege(uint32_t what)
 {
 	switch (what) {
 	case KVT_ADMIN_AUDIT:
@@ -603,8 +597,6 @@ static bool needs_privilege(const struct kvt_daemon *daemon, uint32_t what)
 	case KVT_ADMIN_RESET:
 	case KVT_ADMIN_FENCE:
 		return true;
-	case KVT_ADMIN_NODES: /* shows keys, which such an instance hides from clients */
-		return !daemon->config.arena_visible;
 	default:
 		return false;
 	}
@@ -661,11 +653,8 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	const struct kvt_core_config *config = &daemon->core_config;
 	struct admin_answer answer = answer_begin(daemon, request);
 
-	if (needs_privilege(daemon, request->what) && !connection->peer.privileged) {
+	if (needs_privilege(request->what) && !connection->peer.privileged) {
 		kvt_admin_refuse(daemon, connection, request, -EPERM,
-				 request->what == KVT_ADMIN_NODES ?
-				 "the tree is hidden (arena_visible = no): seeing it needs uid 0, "
-				 "the daemon's uid or admin_group" :
 				 "needs uid 0, the daemon's uid or admin_group");
 		return;
 	}
@@ -681,10 +670,6 @@ void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connecti
 	case KVT_ADMIN_NAMESPACES:
 		answer_table(daemon, &answer, request, describe_namespace,
 			     config->max_namespaces + 1, sizeof(struct kvt_admin_namespace));
-		break;
-	case KVT_ADMIN_NODES:
-		answer_table(daemon, &answer, request, describe_node, config->max_nodes,
-			     sizeof(struct kvt_admin_node));
 		break;
 	case KVT_ADMIN_CONFIG:
 		answer_table(daemon, &answer, request, describe_option, KVT_OPTION_COUNT,

@@ -140,7 +140,7 @@ static size_t random_message(struct kvt_test_random *random, uint8_t *bytes)
 		admin->what = kvt_test_random_below(random, 16);
 		/* Root has the operator's rights here; using them is no attack. */
 		if (admin->what == KVT_ADMIN_RESET || admin->what == KVT_ADMIN_TICK)
-			admin->what = KVT_ADMIN_NODES;
+			admin->what = KVT_ADMIN_NAMESPACES;
 	}
 	return n;
 }
@@ -212,7 +212,7 @@ static void send_extreme_sizes(struct kvt_client *client, struct kvt_test_random
 static void never_read_answers(struct kvt_client *client, struct kvt_test_random *random)
 {
 	struct kvt_message_hello hello = kvt_test_hello(KVT_HELLO_OBSERVE);
-	struct kvt_message_admin request = { .what = KVT_ADMIN_NODES };
+	struct kvt_message_admin request = { .what = KVT_ADMIN_NAMESPACES };
 	int fds[20];
 
 	request.head = (struct kvt_message){ .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_ADMIN,

@@ -126,16 +126,19 @@ static void learn(struct sim *sim, const struct kvt_feed_record *record)
 
 static bool root_is(const struct sim *sim, uint32_t page, const struct sim_fed_page *fed)
 {
+	const struct kvt_arena_view *view = &sim->feed.view;
 	struct kvt_admin_namespace space;
 	struct kvt_admin_page place;
-	struct kvt_admin_node node;
+	uint64_t key;
+	uint32_t id;
 
-	return kvt_core_describe_page(sim->core, page, &place) &&
-	       kvt_core_describe_node(sim->core, place.node, sim->now_ns, &node) &&
-	       node.namespace_id == fed->namespace_id && node.root_key == fed->root_key &&
-	       kvt_core_describe_namespace(sim->core, node.namespace_id, &space) &&
-	       memcmp(space.digest, sim->feed.digests[node.namespace_id],
-		      sizeof(space.digest)) == 0;
+	if (!kvt_core_describe_page(sim->core, page, &place))
+		return false;
+	id = view->nodes[place.node].namespace_id;
+	key = view->nodes[place.node].flags & KVT_NODE_KEYED ? view->root_keys[place.node] : 0;
+	return id == fed->namespace_id && key == fed->root_key &&
+	       kvt_core_describe_namespace(sim->core, id, &space) &&
+	       memcmp(space.digest, sim->feed.digests[id], sizeof(space.digest)) == 0;
 }
 
 /* True if the node of a page has a time to live. */

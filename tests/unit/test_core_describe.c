@@ -41,44 +41,6 @@ TEST(a_page_can_be_described)
 	expect_refused(page_of(a, UINT32_MAX), -EINVAL, KVT_REASON_PAGE_RANGE);
 }
 
-TEST(a_node_can_be_described)
-{
-	struct world *w = world_small(2, 60);
-	struct client *a = client_new(w);
-	uint32_t ns = space_open(a, "ns"), id, seen = 0;
-	struct kvt_admin_node node;
-	struct answer lease;
-
-	insert(a, ns, range(1, 8));
-	a->priority = -3;
-	a->ttl_ms = 40;
-	id = insert(a, ns, range(1, 14)).handle.node;
-	lease = match_lock(a, ns, range(1, 14));
-	w->now_ns += 10000000;
-	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));
-	assert_int_equal(node.node, id);
-	assert_int_equal(node.start, 4);
-	assert_int_equal(node.n_slots, 3);
-	assert_int_equal(node.sealed, 3);
-	assert_int_equal(node.lock_ref, 1);
-	assert_int_equal(node.priority, -3);
-	assert_int_equal(node.uses, 1);
-	assert_int_equal(node.age_ns, 10000000);
-	assert_int_equal(node.expires_in_ns, 30000000);
-	assert_int_equal(node.first_page, lease.list[4]);
-	assert_int_equal(node.sealer, kvt_core_session(w->core, a->session)->sealer);
-	assert_memory_equal(node.keys, range(9, 12).at, sizeof(node.keys));
-	w->now_ns += 100000000; /* due, but not looked at yet */
-	assert_true(kvt_core_describe_node(w->core, id, w->now_ns, &node));
-	assert_int_equal(node.expires_in_ns, 0);
-	assert_true(kvt_core_describe_node(w->core, node.parent, w->now_ns, &node));
-	assert_int_equal(node.expires_in_ns, UINT64_MAX);
-	for (id = 0; id < 200; id++)
-		seen += kvt_core_describe_node(w->core, id, w->now_ns, &node);
-	assert_int_equal(seen, 3);
-	assert_false(kvt_core_describe_node(w->core, UINT32_MAX, w->now_ns, &node));
-}
-
 TEST(a_namespace_can_be_described)
 {
 	struct world *w = world_small(2, 60);

@@ -231,44 +231,6 @@ TEST(available_counts_the_side_pages_of_a_part_of_a_run)
 	expect_pages(w, 4, 8, 4);
 }
 
-/* Kind 0 needs 1 page, kind 1 needs 2. The node ends at 6 pages; its parent at 3. */
-TEST(a_node_tells_its_last_point)
-{
-	struct world *w = world_sided(60, 2);
-	struct client *a = client_new(w);
-	uint32_t space = space_open(a, "ns"), lower, upper;
-	const uint32_t places[] = { KVT_SIDE_PLACE(3, 0), KVT_SIDE_PLACE(3, 1),
-				    KVT_SIDE_PLACE(2, 1), KVT_SIDE_PLACE(5, 0),
-				    KVT_SIDE_PLACE(5, 1) };
-	struct kvt_admin_node node;
-	struct seq *seq;
-	uint32_t pages[5];
-
-	insert(a, space, range(1, 3));
-	insert(a, space, join(range(1, 3), range(50, 51)));
-	seq = begin(a, space, range(1, 6), 0, 0);
-	expect_ok(commit(seq, 6, NO_KEYS, 0));
-	lower = match(a, space, range(1, 6)).handle.node;
-	upper = node_at(w, lower)->parent;
-	assert_int_equal(node_at(w, lower)->start, 3);
-	memcpy(pages, alloc(a, 5).list, sizeof(pages));
-	expect_ok(attach(seq, 6, places, pages, 2));
-	assert_true(kvt_core_describe_node(w->core, lower, 0, &node));
-	assert_int_equal(node.point, 0); /* page 2, in the parent, lacks kind 1 */
-	expect_ok(attach(seq, 6, places + 2, pages + 2, 1));
-	assert_true(kvt_core_describe_node(w->core, lower, 0, &node));
-	assert_int_equal(node.point, 4);
-	expect_ok(attach(seq, 6, places + 3, pages + 3, 2));
-	assert_true(kvt_core_describe_node(w->core, lower, 0, &node));
-	assert_int_equal(node.point, 4); /* page 4 lacks kind 1 */
-	assert_true(kvt_core_describe_node(w->core, upper, 0, &node));
-	assert_int_equal(node.point, 0);
-	expect_ok(reset(a));
-	assert_true(kvt_core_describe_node(w->core, lower, 0, &node));
-	assert_int_equal(node.point, 0); /* detached: nothing begins there */
-	expect_ok(end(seq));
-}
-
 TEST(a_search_skips_runs_without_side_pages)
 {
 	struct world *w = world_sided(600, 1);
