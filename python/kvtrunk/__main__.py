@@ -4,12 +4,10 @@ daemon."""
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
-import sys
 
 from . import Error, __version__, connect
-from ._options import Parser
+from ._options import Parser, run
 from .testing import program
 
 
@@ -52,17 +50,5 @@ def main() -> int:
     return 0
 
 
-def _run() -> int:
-    """main(), whose output cannot be lost without a word."""
-    try:
-        status = main()
-        sys.stdout.flush()
-    except OSError as error:
-        print(f"kvtrunk: cannot write the output: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit fails, too
-        return 1
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(_run())
+    run("kvtrunk", main)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
-from typing import Any, Optional
+import sys
+from typing import Any, Callable, NoReturn, Optional, Union
 
 _SIZE = re.compile(r"(\d+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 
@@ -26,6 +29,29 @@ class _Once(argparse.Action):
             parser.error(f"{option_string} is given twice: keep one")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def run(name: str, main: Callable[[], int]) -> NoReturn:
+    """Run a program and exit with its status. Output that could not be written ends it with 1 and a
+    sentence; a reader that left its pipe, without one."""
+    status: Union[int, str, None]
+    try:
+        try:
+            status = main()
+        except SystemExit as ended:  # also of --help
+            status = ended.code
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (*_UNWRITTEN, errno.EPIPE):
+            raise
+        if error.errno != errno.EPIPE:
+            print(f"{name}: standard output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit fails, too
+        status = 1
+    sys.exit(status)
 
 
 def size(text: str) -> int:

@@ -20,11 +20,11 @@ import stat
 import struct
 import sys
 import threading
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Optional, Protocol, Sequence
 
 from ._own import Owner
 from ._say import Say
-from ._options import Parser, count, size
+from ._options import Parser, count, run, size
 
 _MAGIC, _VERSION = 0x4856414B, 1
 _HELLO, _READY, _EXISTS, _GET, _PUT = range(1, 6)
@@ -253,8 +253,8 @@ def _parser() -> argparse.ArgumentParser:
     mooncake.add_argument("--devices", default="", help="with rdma, as mlx5_0; default: all")
     redis = kinds.add_parser("redis", help="a Redis cluster")
     redis.set_defaults(backend=Redis)
-    redis.add_argument("--url", type=_url, default=os.environ.get("KVTRUNK_REDIS_URL",
-                                                       "redis://127.0.0.1:6379"),
+    redis.add_argument("--url", type=_url,
+                       default=os.environ.get("KVTRUNK_REDIS_URL", "redis://127.0.0.1:6379"),
                        help="of any node, redis://[USER:PASSWORD@]HOST:PORT; default: "
                        "KVTRUNK_REDIS_URL, where other users do not see a password")
     redis.add_argument("--ttl", type=count, default=86400, metavar="SECONDS",
@@ -262,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve as a helper."""
     options = _parser().parse_args()
 
@@ -279,4 +279,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run("kvtrunk.store", main)

@@ -19,7 +19,7 @@ import zlib
 from typing import Any, Iterator
 
 from ._errors import InvalidArgument
-from ._options import Parser
+from ._options import Parser, run
 from ._tokens import load, message_of, tokens_of
 
 _IDS = ("keys", "prompt_token_ids", "input_ids")
@@ -190,12 +190,13 @@ def main() -> int:
     unread: Unread = collections.Counter()
     try:
         _convert(load(arguments.model), arguments.path, unread)
-        sys.stdout.flush()
     except _Wrong as error:
         line, what = error.args
         print(f"kvtrunk.tokens: {arguments.path}:{line}: {what}. {_RIGHT}", file=sys.stderr)
         return 2
     except (InvalidArgument, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # of the output
         print(f"kvtrunk.tokens: {error}", file=sys.stderr)
         return 2
     if unread:
@@ -205,4 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("kvtrunk.tokens", main)

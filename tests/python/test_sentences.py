@@ -68,6 +68,20 @@ def test_a_bad_option_ends_with_status_2(model, command, why):
     assert why in said(f"kvtrunk.{module}", *words)
 
 
+@pytest.mark.parametrize("command", ["kvtrunk", "kvtrunk --help", "kvtrunk.vllm flags {0}",
+                                     "kvtrunk.sglang flags {0}", "kvtrunk.sglang doctor",
+                                     "kvtrunk.vllm --help", "kvtrunk.tokens --help",
+                                     "kvtrunk.store redis --help"])
+def test_a_full_disk_is_said(model, command):
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = subprocess.run([sys.executable, "-m", *command.format(model).split()], check=False,
+                              stdin=subprocess.DEVNULL, stdout=full, text=True,
+                              stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(": standard output: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
 def test_python_m_kvtrunk_refuses_its_option_given_twice():
     assert "is given twice" in said("kvtrunk", "--socket", "/a", "--socket=/b")
 

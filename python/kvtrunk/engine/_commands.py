@@ -70,10 +70,11 @@ def lines(start: Start, arguments: argparse.Namespace) -> list[str]:
 def show(make: Callable[[], Start], arguments: argparse.Namespace) -> int:
     """Print what to start, or why nothing: what flags does. Returns the exit status."""
     try:
-        print("\n".join(lines(make(), arguments)))
+        said = lines(make(), arguments)
     except (ValueError, OSError, SystemExit) as error:
         print(f"flags: {error}", file=sys.stderr)
         return 2
+    print("\n".join(said))
     return 0
 
 

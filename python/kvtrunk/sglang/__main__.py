@@ -14,7 +14,7 @@ import sys
 from typing import Any, Optional, Sequence
 
 from .. import __version__, _doctor, _prove
-from .._options import Parser
+from .._options import Parser, run
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
@@ -236,4 +236,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("kvtrunk.sglang", main)

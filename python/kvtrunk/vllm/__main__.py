@@ -23,7 +23,7 @@ from ._refuse import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
 from .. import _doctor, _prove
-from .._options import Parser
+from .._options import Parser, run
 from .._texts import Size
 from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
@@ -344,4 +344,4 @@ def _has(distribution: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("kvtrunk.vllm", main)
