@@ -108,13 +108,34 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(COUNTER, helper_written_pages, "Pages that the helper wrote.")                           \
 	X(COUNTER, helper_dropped_pages, "Pages not written: it was slow or failed.")
 
+/** What a store measures the time of: X(name, meaning), in the order of struct kvt_store_status.
+ * Metrics: histograms kvtrunk_store_NAME_seconds. */
+#define KVT_STORE_TIMES(X)                                                                         \
+	X(fetch, "From the reading of a FETCH to its answer.")                                     \
+	X(load, "From an answer with pages until all of these are loaded.")                        \
+	X(file_read, "Read of a page of the file.")                                                \
+	X(helper_read, "One GET of pages by the helper.")
+
+#define KVT_STORE_TIME_BUCKETS 16
+#define KVT_STORE_TIME_SHIFT 14 /* powers of two of 16,384 ns: 16 us to 0.27 s, and longer */
+
+/** Bucket i counts times below 1 << (KVT_STORE_TIME_SHIFT + i) ns that are in none before it, the
+ * last one all longer ones. */
+struct kvt_store_time {
+	uint64_t sum_ns;
+	uint64_t buckets[KVT_STORE_TIME_BUCKETS];
+};
+
 /** Answer to STATUS, and to DROP: as it was before. A refused DROP has the result -EPERM. */
 struct kvt_store_status {
 	struct kvt_message head;
 #define KVT_STORE_COUNT(kind, name, meaning) uint64_t name;
 	KVT_STORE_COUNTS(KVT_STORE_COUNT)
 #undef KVT_STORE_COUNT
+#define KVT_STORE_TIME(name, meaning) struct kvt_store_time name##_time;
+	KVT_STORE_TIMES(KVT_STORE_TIME)
+#undef KVT_STORE_TIME
 };
-_Static_assert(sizeof(struct kvt_store_status) == 368, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 368 + 4 * 136, "kvt_store_status");
 
 #endif

@@ -230,6 +230,7 @@ static void note_read(struct kvt_file *file, uint64_t took_ns)
 	struct kvt_file_trouble *trouble = &file->trouble;
 	uint64_t closed_ns;
 
+	kvt_store_time_add(&file->read_time, took_ns);
 	if (!is_readable(file))
 		return; /* it was in flight then */
 	trouble->mean_ns += took_ns / MEAN_READS - trouble->mean_ns / MEAN_READS;
@@ -511,6 +512,7 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		.unpaid_used = file->unpaid_used,
 		.read = file->read,
 		.bad = file->bad,
+		.read_time = file->read_time,
 		.bad_slots = file->slots.n_failed,
 		.closed = !is_readable(file),
 	};

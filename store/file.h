@@ -34,6 +34,7 @@
 
 #include "kvtrunk_client.h"
 #include "store/tier.h"
+#include "store/times.h"
 
 #define KVT_FILE_BLOCK 4096u
 #define KVT_FILE_DEPTH_MOST KVT_COMING_MOST
@@ -83,6 +84,7 @@ struct kvt_file_counts {
 	uint64_t budget_bytes; /* a second, 0: no limit */
 	uint64_t unpaid, unpaid_used; /* pages that left for want of it; of these, used ones */
 	uint64_t read, bad; /* pages; `bad`: not what was written */
+	struct kvt_store_time read_time;
 	uint64_t bad_slots; /* whose device failed */
 	bool closed; /* now: it failed often, or is slow */
 };

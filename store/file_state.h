@@ -77,6 +77,7 @@ struct kvt_file {
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
 	uint64_t written, dropped, unpaid, unpaid_used, read, bad;
+	struct kvt_store_time read_time;
 };
 
 /* ---- file.c */

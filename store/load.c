@@ -49,6 +49,7 @@ struct kvt_load {
 	uint32_t ahead;     /* of pages[]: those in memory or asked for */
 	uint32_t committed; /* of pages[] */
 	struct kvt_chain front; /* name of the page in front of the first one */
+	uint64_t begun_ns;
 	uint64_t waits_ns;  /* since when for a page, 0: it does not wait */
 	uint32_t n_main;    /* pages of the path; side pages follow them */
 	uint32_t n_pages;
@@ -478,6 +479,7 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 	loads->last = load;
 	loads->n_pages += pages_left(load);
 	loads->begun++;
+	load->begun_ns = (uint64_t)kvt_now_ns();
 	return load->n_main * page_size;
 }
 
@@ -504,6 +506,8 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 	loads->n_pages -= pages_left(load);
 	loads->ended++;
 	loads->cut += pages_left(load) > 0;
+	if (pages_left(load) == 0)
+		kvt_store_time_add(&loads->time, (uint64_t)kvt_now_ns() - load->begun_ns);
 	if (seal && pages_left(load) == 0)
 		give_sides(load);
 	kvt_seq_end(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);

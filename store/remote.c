@@ -321,6 +321,7 @@ static void take_get(struct kvt_remote *remote, const struct kvt_helper_done *do
 		read->state = READ_ENDED;
 		read->brought = kvt_helper_bit(done, read->place);
 	}
+	kvt_store_time_add(&remote->counts.get_time, remote->now_ns - remote->get_ns);
 	remote->get_ns = 0;
 	remote->n_got = done->n_pages;
 	remote->n_good = 0;

@@ -19,6 +19,7 @@
 
 #include "store/helper.h"
 #include "store/tier.h"
+#include "store/times.h"
 
 #define KVT_REMOTE_LATE_NS 1000000000ull /* a GET that takes longer */
 
@@ -35,6 +36,7 @@ struct kvt_remote_counts {
 	uint64_t starts;
 	uint64_t got, bad;        /* pages: brought; promised, and missing or not as they were */
 	uint64_t stored, dropped; /* pages; dropped: the helper was slow, or refused them */
+	struct kvt_store_time get_time;
 };
 
 struct kvt_remote;

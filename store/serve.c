@@ -35,7 +35,7 @@ struct kvt_parked {
 	struct kvt_parked *next;
 	struct kvt_peer *peer;
 	struct kvt_store_fetch ask;
-	uint64_t round, until_ns;
+	uint64_t round, since_ns, until_ns;
 	uint32_t keys[]; /* a private copy */
 };
 
@@ -270,8 +270,9 @@ static void reply(struct kvt_server *server, struct kvt_peer *peer, const void *
 		drop(server, peer);
 }
 
+/* Answer a FETCH that was read at `since_ns`. */
 static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
-			 const struct kvt_store_fetch *ask, uint32_t positions)
+			 const struct kvt_store_fetch *ask, uint64_t since_ns, uint32_t positions)
 {
 	const struct kvt_loads *loads = &server->store->loads;
 	struct kvt_store_answer answer = {
@@ -281,6 +282,7 @@ static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
 
 	server->asked++;
 	server->answered += answer.positions > 0;
+	kvt_store_time_add(&server->fetch_time, (uint64_t)kvt_now_ns() - since_ns);
 	if (answer.positions)
 		answer.expected_us = (uint32_t)(loads->n_pages * loads->page_ns / 1000);
 	reply(server, peer, &answer, sizeof(answer));
@@ -288,7 +290,7 @@ static void answer_fetch(struct kvt_server *server, struct kvt_peer *peer,
 
 /* Ask the helper for what no tier has. Returns true if the answer waits for it. */
 static bool park(struct kvt_server *server, struct kvt_peer *peer,
-		 const struct kvt_store_fetch *ask)
+		 const struct kvt_store_fetch *ask, uint64_t since_ns)
 {
 	const struct kvt_store *store = server->store;
 	struct kvt_parked **end = &server->parked, *parked;
@@ -299,9 +301,8 @@ static bool park(struct kvt_server *server, struct kvt_peer *peer,
 	parked = malloc(sizeof(*parked) + ask->n_keys * sizeof(*parked->keys));
 	if (!parked)
 		return false;
-	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask,
-				       .until_ns = (uint64_t)kvt_now_ns() +
-						   store->host->options.remote.wait_ns };
+	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask, .since_ns = since_ns,
+				       .until_ns = since_ns + store->host->options.remote.wait_ns };
 	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
 	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
 	kvt_tier_lock(store->tier);
@@ -344,7 +345,7 @@ static void answer_parked(struct kvt_server *server)
 			continue;
 		}
 		unpark(server, at);
-		answer_fetch(server, parked->peer, &parked->ask, store->client ?
+		answer_fetch(server, parked->peer, &parked->ask, parked->since_ns, store->client ?
 			     kvt_load_begin(store, &parked->ask, parked->keys) : 0);
 		free(parked);
 		at = &server->parked; /* its peer may have been dropped, with others of it */
@@ -406,6 +407,10 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.helper_bad_pages = remote.bad,
 		.helper_written_pages = remote.stored,
 		.helper_dropped_pages = remote.dropped,
+		.fetch_time = server->fetch_time,
+		.load_time = loads->time,
+		.file_read_time = file.read_time,
+		.helper_read_time = remote.get_time,
 	};
 }
 
@@ -442,6 +447,7 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 {
 	struct kvt_store_fetch ask;
 	ssize_t bytes = recv(peer->fd, &ask, sizeof(ask), MSG_DONTWAIT | MSG_TRUNC);
+	uint64_t now = (uint64_t)kvt_now_ns();
 
 	if (bytes < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
@@ -453,13 +459,13 @@ static void serve(struct kvt_server *server, struct kvt_peer *peer)
 		 ask.keys_at <= KVT_STORE_KEYS && ask.n_keys <= KVT_STORE_KEYS - ask.keys_at) {
 		/* The anchor may have been cached a moment ago. */
 		if (server->store->client && kvt_store_follow(server->store) < 0) {
-			answer_fetch(server, peer, &ask, 0);
+			answer_fetch(server, peer, &ask, now, 0);
 			return;
 		}
 		if (server->store->client)
 			kvt_load_note(server->store, &ask);
-		if (!park(server, peer, &ask))
-			answer_fetch(server, peer, &ask, fetch(server, peer, &ask));
+		if (!park(server, peer, &ask, now))
+			answer_fetch(server, peer, &ask, now, fetch(server, peer, &ask));
 	} else {
 		drop(server, peer);
 	}

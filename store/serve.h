@@ -34,6 +34,7 @@ struct kvt_server {
 	uint32_t n_parked;
 	struct kvt_chain *names; /* KVT_HELPER_PAGES: those that one FETCH asks for */
 	uint64_t asked, answered; /* FETCHes; those with positions */
+	struct kvt_store_time fetch_time;
 };
 
 /** Take the path of its socket, before much is done in vain. -EADDRINUSE: another store has it.

@@ -22,6 +22,7 @@
 #include "store/device.h"
 #include "store/file.h"
 #include "store/remote.h"
+#include "store/times.h"
 
 /** Bytes that a turn copies in each direction: at least a page. */
 #define KVT_STORE_TURN_BYTES (512ull << 10)
@@ -52,6 +53,7 @@ struct kvt_loads {
 	uint64_t page_ns;     /* time of a page, as the last ones took */
 	uint64_t begun, ended, cut; /* loads; `cut`: ended before their last page */
 	uint64_t loaded;      /* pages */
+	struct kvt_store_time time; /* of loads with all their pages */
 	uint64_t last_ns;     /* when a page was loaded last, 0: never */
 	uint64_t last_computed; /* `computed` of the share then */
 };

@@ -85,16 +85,31 @@ static bool are_one(const struct kvt_store_at *one, const struct kvt_store_at *o
 
 #define N(name) ((unsigned long long)status->name)
 
+/* Write how long something takes, "" if it never happened. */
+static const char *time_text(const struct kvt_store_time *time, char *buffer, size_t bytes)
+{
+	uint64_t half_ns = kvt_store_time_ns(time, 0.5);
+	char half[16], most[16];
+
+	buffer[0] = '\0';
+	if (half_ns)
+		snprintf(buffer, bytes, ", half of them within %s, 99 %% within %s",
+			 kvt_age_text(half_ns, half, sizeof(half)),
+			 kvt_age_text(kvt_store_time_ns(time, 0.99), most, sizeof(most)));
+	return buffer;
+}
+
 static void file_text(const struct kvt_store_status *status)
 {
 	char text[80];
 
 	printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in time, %llu "
-	       "read, %llu damaged\n", N(file_pages), N(file_room_pages),
+	       "read, %llu damaged", N(file_pages), N(file_room_pages),
 	       kvt_percent(status->file_pages, status->file_room_pages),
 	       kvt_size_text(status->file_bytes, text, sizeof(text)),
 	       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
 	       N(file_bad_pages));
+	printf("%s\n", time_text(&status->file_read_time, text, sizeof(text)));
 	printf("  %s", kvt_store_wear_text(status, text, sizeof(text)));
 	if (status->file_budget_bytes)
 		printf("; at most %s a second: %llu pages left unwritten, %llu of them had come "
@@ -127,16 +142,18 @@ static void host_text(const char *path, const struct kvt_store_status *status)
 
 static void instance_text(const struct kvt_store_status *status)
 {
-	char text[32];
+	char text[80];
 
 	printf("pool\n  %llu pages\n", N(pool_pages));
 	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
 	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
 	       N(refused_copies), N(dropped_pages));
-	printf("fetches\n  %llu of %llu (%.1f %%) were answered with pages\n", N(hits), N(fetches),
-	       kvt_percent(status->hits, status->fetches));
+	printf("fetches\n  %llu of %llu (%.1f %%) were answered with pages%s\n", N(hits),
+	       N(fetches), kvt_percent(status->hits, status->fetches),
+	       time_text(&status->fetch_time, text, sizeof(text)));
 	printf("loads\n  %llu pages in %llu loads, %llu of them ended early; %llu open with %llu "
-	       "pages\n", N(loaded_pages), N(loads), N(cut_loads), N(open_loads), N(loading_pages));
+	       "pages%s\n", N(loaded_pages), N(loads), N(cut_loads), N(open_loads),
+	       N(loading_pages), time_text(&status->load_time, text, sizeof(text)));
 	printf("computed\n  %llu pages by clients, %llu of them were here\n", N(computed_pages),
 	       N(recomputed_pages));
 	printf("%s\n  %s ago; %llu pages computed since\n",

@@ -120,25 +120,48 @@ static void print_info(struct kvt_text *text, const struct kvt_admin_status *sta
 	kvt_text_print(text, "\"} 1\n");
 }
 
-static void print_histogram(struct kvt_text *text, const struct kvt_admin_status *status, int op)
+/* Bucket i counts times below 1 << (shift + i) ns, the last of n all longer times. `op` NULL: it
+ * has no label. */
+static void print_histogram(struct kvt_text *text, const char *name, const char *op,
+			    const uint64_t *buckets, unsigned int n, unsigned int shift,
+			    uint64_t sum_ns)
 {
-	static const char name[] = "kvtrunk_operation_duration_seconds";
-	const uint64_t *buckets = status->op_histogram[op];
+	char label[48] = "", only[50] = "";
 	uint64_t below = 0;
 
-	/* Bucket i counts times below 64 << i ns, the last one all longer times. */
-	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
+	if (op) {
+		snprintf(label, sizeof(label), "op=\"%s\",", op);
+		snprintf(only, sizeof(only), "{op=\"%s\"}", op);
+	}
+	for (unsigned int i = 0; i < n; i++) {
 		below += buckets[i];
-		kvt_text_print(text, "%s_bucket{op=\"%s\",le=\"", name, kvt_op_name(op));
-		if (i == KVT_HISTOGRAM_BUCKETS - 1)
+		kvt_text_print(text, "%s_bucket{%sle=\"", name, label);
+		if (i == n - 1)
 			kvt_text_print(text, "+Inf");
 		else
-			print_seconds(text, 64ull << i);
+			print_seconds(text, 1ull << (shift + i));
 		kvt_text_print(text, "\"} %" PRIu64 "\n", below);
 	}
-	kvt_text_print(text, "%s_sum{op=\"%s\"} ", name, kvt_op_name(op));
-	print_seconds(text, status->op_ns[op]);
-	kvt_text_print(text, "\n%s_count{op=\"%s\"} %" PRIu64 "\n", name, kvt_op_name(op), below);
+	kvt_text_print(text, "%s_sum%s ", name, only);
+	print_seconds(text, sum_ns);
+	kvt_text_print(text, "\n%s_count%s %" PRIu64 "\n", name, only, below);
+}
+
+static void print_operation(struct kvt_text *text, const struct kvt_admin_status *status, int op)
+{
+	print_histogram(text, "kvtrunk_operation_duration_seconds", kvt_op_name(op),
+			status->op_histogram[op], KVT_HISTOGRAM_BUCKETS, 6, status->op_ns[op]);
+}
+
+static void print_store_time(struct kvt_text *text, const char *field,
+			     const struct kvt_store_time *time, const char *help)
+{
+	char name[96];
+
+	snprintf(name, sizeof(name), "kvtrunk_store_%s_seconds", field);
+	print_head(text, name, "histogram", help);
+	print_histogram(text, name, NULL, time->buckets, KVT_STORE_TIME_BUCKETS,
+			KVT_STORE_TIME_SHIFT, time->sum_ns);
 }
 
 static void print_refused(struct kvt_text *text, const struct kvt_admin_status *status)
@@ -188,7 +211,7 @@ void kvt_metrics_print(struct kvt_text *text, const struct kvt_admin_status *sta
 	print_head(text, "kvtrunk_operation_duration_seconds", "histogram",
 		   "Time of an operation inside the daemon.");
 	for (int op = 0; op < KVT_OP_COUNT; op++)
-		print_histogram(text, status, op);
+		print_operation(text, status, op);
 }
 
 static int most_cached_first(const void *a, const void *b)
@@ -259,6 +282,9 @@ void kvt_metrics_print_store(struct kvt_text *text, const char *socket_path, int
 	print_metric(text, kind, "store_", #name, seen.status.name, help);
 	KVT_STORE_COUNTS(PRINT_STORE)
 #undef PRINT_STORE
+#define PRINT_TIME(name, help) print_store_time(text, #name, &seen.status.name##_time, help);
+	KVT_STORE_TIMES(PRINT_TIME)
+#undef PRINT_TIME
 }
 
 void kvt_metrics_print_down(struct kvt_text *text)

@@ -131,18 +131,23 @@ void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counter
 #undef PUT
 }
 
-uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
+uint64_t kvt_quantile_ns(const uint64_t *buckets, unsigned int n, unsigned int shift, double share)
 {
 	uint64_t total = 0, seen = 0;
 
-	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++)
+	for (unsigned int i = 0; i < n; i++)
 		total += buckets[i];
-	for (unsigned int i = 0; i < KVT_HISTOGRAM_BUCKETS; i++) {
+	for (unsigned int i = 0; i < n; i++) {
 		seen += buckets[i];
 		if (total && (double)seen >= share * (double)total)
-			return 64ull << i;
+			return 1ull << (shift + i);
 	}
 	return 0;
+}
+
+uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
+{
+	return kvt_quantile_ns(buckets, KVT_HISTOGRAM_BUCKETS, 6, share);
 }
 
 /* A member's place is reserved before it connects. */

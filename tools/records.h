@@ -22,6 +22,9 @@ int kvt_status_read(struct kvt_client *client, struct kvt_admin_status *ret_stat
 int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_bytes,
 		     void **ret_records, uint32_t *ret_n);
 
+/** Return the end of the bucket of n that this share of the times is up to, 0: there are none.
+ * Bucket i counts times below 1 << (shift + i) ns. */
+uint64_t kvt_quantile_ns(const uint64_t *buckets, unsigned int n, unsigned int shift, double share);
 /** Quantile of a histogram: the upper end of its bucket in ns; 0: empty. */
 uint64_t kvt_histogram_ns(const uint64_t *buckets, double share);
 /** "open", or "awaited": a member's place is reserved before it connects. */

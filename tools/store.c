@@ -10,6 +10,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "tools/records.h"
+
 /* An alarm: so long without a load, while the pool was filled so often. Filled twice, it has
  * evicted at least as much as it holds. */
 #define ALARM_NS (3600ull * 1000000000)
@@ -168,9 +170,30 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 	return true;
 }
 
+uint64_t kvt_store_time_ns(const struct kvt_store_time *time, double share)
+{
+	return kvt_quantile_ns(time->buckets, KVT_STORE_TIME_BUCKETS, KVT_STORE_TIME_SHIFT, share);
+}
+
+static void put_time(struct kvt_json *json, const char *name, const struct kvt_store_time *time)
+{
+	kvt_json_open(json, name, '{');
+	kvt_json_u64(json, "p50_ns", kvt_store_time_ns(time, 0.5));
+	kvt_json_u64(json, "p99_ns", kvt_store_time_ns(time, 0.99));
+	kvt_json_u64(json, "sum_ns", time->sum_ns);
+	kvt_json_open(json, "histogram_16384ns_log2", '[');
+	for (unsigned int i = 0; i < KVT_STORE_TIME_BUCKETS; i++)
+		kvt_json_u64(json, NULL, time->buckets[i]);
+	kvt_json_close(json, ']');
+	kvt_json_close(json, '}');
+}
+
 void kvt_json_store(struct kvt_json *json, const struct kvt_store_status *status)
 {
 #define PUT(kind, name, meaning) kvt_json_u64(json, #name, status->name);
 	KVT_STORE_COUNTS(PUT)
+#undef PUT
+#define PUT(name, meaning) put_time(json, #name "_time", &status->name##_time);
+	KVT_STORE_TIMES(PUT)
 #undef PUT
 }

@@ -311,3 +311,12 @@ uint32_t kvt_test_fetch(const struct kvt_test_peer *peer, const uint64_t digest[
 	kvt_test_equal(answer.head.cookie, 77);
 	return answer.positions;
 }
+
+uint64_t kvt_test_store_times(const struct kvt_store_time *time)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < KVT_STORE_TIME_BUCKETS; i++)
+		n += time->buckets[i];
+	return n;
+}

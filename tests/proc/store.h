@@ -80,6 +80,8 @@ void kvt_test_peer_open(struct kvt_test_peer *peer, const struct kvt_test_store 
 void kvt_test_peer_close(struct kvt_test_peer *peer);
 /** Ask for what it counts. */
 struct kvt_store_status kvt_test_store_status(const struct kvt_test_peer *peer);
+/** How many times a store measured. */
+uint64_t kvt_test_store_times(const struct kvt_store_time *time);
 /** Ask until nothing waits to be copied and nothing loads, and `pages` are there. */
 struct kvt_store_status kvt_test_store_settled(const struct kvt_test_peer *peer, uint64_t pages);
 /** Send DROP. Returns the answer. */

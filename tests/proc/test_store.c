@@ -117,6 +117,10 @@ TEST_WITH(an_evicted_prompt_is_loaded_with_its_bytes, start, stop)
 	kvt_test_equal(status.loaded_pages, N / PAGE);
 	kvt_test_equal(status.cut_loads, 0);
 	kvt_test_equal(status.hits, 1);
+	kvt_test_equal(kvt_test_store_times(&status.fetch_time), status.fetches);
+	kvt_test_equal(kvt_test_store_times(&status.load_time), 1);
+	kvt_test_check(status.load_time.sum_ns > 0);
+	kvt_test_equal(kvt_test_store_times(&status.file_read_time), 0);
 	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
 	/* All but the last page is reused, and its bytes are right. */
 	kvt_test_equal(serve(keys), N - PAGE);

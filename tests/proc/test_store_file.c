@@ -386,6 +386,7 @@ TEST_WITH(a_page_whose_bits_flipped_is_computed, start, stop)
 	status = settled(0);
 	kvt_test_equal(status.file_read_pages, 0);
 	kvt_test_check(status.file_bad_pages >= 2);
+	kvt_test_equal(kvt_test_store_times(&status.file_read_time), status.file_bad_pages);
 	kvt_test_equal(status.file_bad_slots, 0);
 	kvt_test_equal(status.cut_loads, 2);
 	kvt_test_side_evict(&own);
