@@ -328,6 +328,11 @@ void kvt_file_write(struct kvt_file *file, uint32_t entry)
 	push(&file->begun, op);
 }
 
+static bool is_old(const struct kvt_file *file, uint32_t slot)
+{
+	return kvt_tier_is_old(file->tier, kvt_slots_time(&file->slots, slot));
+}
+
 static void entered(void *self, uint32_t entry)
 {
 	struct kvt_file *file = self;
@@ -336,6 +341,10 @@ static void entered(void *self, uint32_t entry)
 
 	uint32_t slot = kvt_slots_find(&file->slots, &page);
 
+	if (slot && is_old(file, slot)) { /* it is to be written again */
+		kvt_slots_forget(&file->slots, slot);
+		slot = 0;
+	}
 	e->kept = slot != 0;
 	if (slot)
 		kvt_slots_use(&file->slots, slot);
@@ -395,17 +404,23 @@ static void ended(struct kvt_file *file, struct kvt_file_op *op)
 
 /* ---- reads */
 
+/* Return the slot that a page is read from, 0: none. */
+static uint32_t find(const struct kvt_file *file, const struct kvt_chain *page)
+{
+	uint32_t slot = is_readable(file) ? kvt_slots_find(&file->slots, page) : 0;
+
+	return slot && !is_old(file, slot) ? slot : 0;
+}
+
 static bool has(void *self, const struct kvt_chain *page)
 {
-	struct kvt_file *file = self;
-
-	return is_readable(file) && kvt_slots_find(&file->slots, page);
+	return find(self, page) != 0;
 }
 
 static int begin_read(void *self, const struct kvt_chain *page, uint32_t entry)
 {
 	struct kvt_file *file = self;
-	uint32_t slot = is_readable(file) ? kvt_slots_find(&file->slots, page) : 0;
+	uint32_t slot = find(file, page);
 	struct kvt_file_op *op = slot ? take_op(file, KVT_FILE_READ) : NULL;
 
 	if (!op)

@@ -67,8 +67,8 @@ static void on_signal(int number)
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--min-positions N]\n"
-		"                 [--queue-pages N] [--load-percent N]\n"
+	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--max-age SECONDS]\n"
+		"                 [--min-positions N] [--queue-pages N] [--load-percent N]\n"
 		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
 		"                 [--file-depth N] [--stop-seconds N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
@@ -80,6 +80,7 @@ static void usage(FILE *to)
 		"                     pattern, as '/run/kvtrunk/*.sock': also for those that\n"
 		"                     come later\n"
 		"  --ram-bytes SIZE   memory for copies, as 64G; default: 4G\n"
+		"  --max-age SECONDS  do not find what was copied longer ago; default: no limit\n"
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
@@ -148,6 +149,9 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 	case 'r':
 		return parse_size(text, &options->ram_bytes) ? NULL :
 		       "a size above 0, as 512M or 64G";
+	case 'o':
+		return parse_count(text, INT32_MAX, &options->max_age_s) ? NULL :
+		       "1 to 2147483647 seconds";
 	case 'm':
 		return parse_count(text, KVT_INDEX_MAX, &options->min_positions) ? NULL :
 		       "1 to 1073741824";
@@ -197,30 +201,32 @@ static bool misplaced(const struct kvt_store_options *options, const char *of_fi
 	return true;
 }
 
+static const struct option words[] = {
+	{ "socket", required_argument, NULL, 's' },
+	{ "ram-bytes", required_argument, NULL, 'r' },
+	{ "max-age", required_argument, NULL, 'o' },
+	{ "min-positions", required_argument, NULL, 'm' },
+	{ "queue-pages", required_argument, NULL, 'q' },
+	{ "load-percent", required_argument, NULL, 'l' },
+	{ "sibling", required_argument, NULL, 'g' }, /* gone */
+	{ "file", required_argument, NULL, 'f' },
+	{ "file-bytes", required_argument, NULL, 'b' },
+	{ "file-admit", required_argument, NULL, 'u' }, /* gone */
+	{ "file-write-bytes", required_argument, NULL, 'a' },
+	{ "file-depth", required_argument, NULL, 'd' },
+	{ "stop-seconds", required_argument, NULL, 't' },
+	{ "helper", required_argument, NULL, 'x' },
+	{ "helper-wait-ms", required_argument, NULL, 'w' },
+	{ "helper-batch-bytes", required_argument, NULL, 'y' },
+	{ "bench", no_argument, NULL, 'n' },
+	{ "help", no_argument, NULL, 'h' },
+	{ "version", no_argument, NULL, 'v' },
+	{ NULL, 0, NULL, 0 },
+};
+
 /* Read the options. -1: continue; else the exit code. */
 static int parse_options(struct kvt_store_options *options, int argc, char **argv)
 {
-	static const struct option words[] = {
-		{ "socket", required_argument, NULL, 's' },
-		{ "ram-bytes", required_argument, NULL, 'r' },
-		{ "min-positions", required_argument, NULL, 'm' },
-		{ "queue-pages", required_argument, NULL, 'q' },
-		{ "load-percent", required_argument, NULL, 'l' },
-		{ "sibling", required_argument, NULL, 'g' }, /* gone */
-		{ "file", required_argument, NULL, 'f' },
-		{ "file-bytes", required_argument, NULL, 'b' },
-		{ "file-admit", required_argument, NULL, 'u' }, /* gone */
-		{ "file-write-bytes", required_argument, NULL, 'a' },
-		{ "file-depth", required_argument, NULL, 'd' },
-		{ "stop-seconds", required_argument, NULL, 't' },
-		{ "helper", required_argument, NULL, 'x' },
-		{ "helper-wait-ms", required_argument, NULL, 'w' },
-		{ "helper-batch-bytes", required_argument, NULL, 'y' },
-		{ "bench", no_argument, NULL, 'n' },
-		{ "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'v' },
-		{ NULL, 0, NULL, 0 },
-	};
 	const char *allowed, *of_file = NULL, *of_helper = NULL; /* options that need one */
 	bool bench = false;
 	int option;

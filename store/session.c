@@ -166,6 +166,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 				      "smaller",
 				      (unsigned long long)(rc == -EINVAL ? record_bytes :
 							   options->ram_bytes));
+	host->tier.max_age_s = options->max_age_s;
 	if (options->file.path)
 		rc = kvt_file_open(&host->file, &host->tier, &options->file, why);
 	if (rc == 0)

@@ -88,6 +88,11 @@ struct kvt_chain kvt_slots_page(const struct kvt_slots *slots, uint32_t slot)
 	return page;
 }
 
+uint32_t kvt_slots_time(const struct kvt_slots *slots, uint32_t slot)
+{
+	return name_of(slots, slot)->time;
+}
+
 void kvt_slots_use(struct kvt_slots *slots, uint32_t slot)
 {
 	KVT_ASSERT(kvt_slots_has(slots, slot));

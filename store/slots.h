@@ -55,6 +55,8 @@ uint32_t kvt_slots_group(uint32_t slot);
 uint32_t kvt_slots_find(const struct kvt_slots *slots, const struct kvt_chain *page);
 /** Return a slot's page, only the key of it. */
 struct kvt_chain kvt_slots_page(const struct kvt_slots *slots, uint32_t slot);
+/** Return the time of a slot's page. */
+uint32_t kvt_slots_time(const struct kvt_slots *slots, uint32_t slot);
 /** Return true if a slot has a page. */
 bool kvt_slots_has(const struct kvt_slots *slots, uint32_t slot);
 /** Note that a page that has a slot came back. */

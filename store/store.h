@@ -40,6 +40,7 @@ struct kvt_store_options {
 	struct kvt_file_options file;
 	uint32_t stop_s; /* most time to write the memory to the file at the end */
 	struct kvt_remote_options remote;
+	uint32_t max_age_s; /* older pages are not found; 0: there is no such age */
 	uint32_t min_positions;
 	uint32_t queue_pages;
 	uint32_t load_percent; /* of the pool's pages, in all loads together */

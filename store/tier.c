@@ -12,6 +12,7 @@
 #include "shm/atomic.h"
 #include "shm/map.h"
 
+#define OLD_MOST 32u     /* pages that are too old, dropped at once */
 #define LOOKS_MOST 4096u /* pages at once that need no copy: less than a millisecond */
 
 /* Map memory that nothing else has, or that helpers share. */
@@ -97,6 +98,35 @@ void kvt_tier_unlock(struct kvt_tier *tier)
 	pthread_mutex_unlock(&tier->lock);
 }
 
+/* ---- age */
+
+bool kvt_tier_is_old(const struct kvt_tier *tier, uint32_t time_s)
+{
+	return tier->max_age_s && time_s && (uint32_t)time(NULL) - time_s > tier->max_age_s;
+}
+
+/* Return the entry of a page, 0: it is not here, or too old. */
+static uint32_t find(const struct kvt_tier *tier, const struct kvt_chain *page)
+{
+	uint32_t entry = kvt_index_find(&tier->index, page);
+
+	return kvt_tier_is_old(tier, tier->index.entries[entry].time) ? 0 : entry;
+}
+
+/* Drop some of the oldest pages that are too old. A clock that was set back makes none. */
+static bool drop_old(struct kvt_tier *tier)
+{
+	struct kvt_index *index = &tier->index;
+	uint32_t n = 0;
+
+	while (index->oldest && kvt_tier_is_old(tier, index->entries[index->oldest].time) &&
+	       n < OLD_MOST) {
+		kvt_index_drop(index, index->oldest);
+		n++;
+	}
+	return n == OLD_MOST;
+}
+
 /* ---- pins */
 
 static void use(struct kvt_tier *tier, uint32_t entry)
@@ -110,7 +140,7 @@ void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page)
 	uint32_t entry;
 
 	kvt_tier_lock(tier);
-	entry = kvt_index_find(&tier->index, page);
+	entry = find(tier, page);
 	if (entry)
 		use(tier, entry);
 	kvt_tier_unlock(tier);
@@ -121,7 +151,7 @@ uint32_t kvt_tier_pin(struct kvt_tier *tier, const struct kvt_chain *page)
 	uint32_t entry;
 
 	kvt_tier_lock(tier);
-	entry = kvt_index_find(&tier->index, page);
+	entry = find(tier, page);
 	if (entry)
 		kvt_index_pin(&tier->index, entry);
 	kvt_tier_unlock(tier);
@@ -140,7 +170,7 @@ void kvt_tier_unpin(struct kvt_tier *tier, uint32_t entry, bool used)
 
 static bool has(const struct kvt_tier *tier, const struct kvt_chain *page)
 {
-	bool there = kvt_index_find(&tier->index, page) != 0;
+	bool there = find(tier, page) != 0;
 
 	for (uint32_t i = 0; i < tier->n_below && !there; i++)
 		there = tier->below[i].has(tier->below[i].self, page);
@@ -179,15 +209,21 @@ static uint32_t take(struct kvt_tier *tier)
 	return kvt_index_take(&tier->index);
 }
 
+/* Tell the tiers below of a page that came. */
+static void enter(struct kvt_tier *tier, uint32_t entry)
+{
+	for (uint32_t i = 0; i < tier->n_below; i++)
+		if (tier->below[i].entered)
+			tier->below[i].entered(tier->below[i].self, entry);
+}
+
 /* Let a page be found, of a prompt that begins with it or behind an entry, 0: it is not here. */
 static void publish(struct kvt_tier *tier, uint32_t entry, const struct kvt_chain *page, bool first,
 		    uint32_t front)
 {
 	kvt_index_publish(&tier->index, entry, page, front);
 	tier->index.entries[entry].first = first;
-	for (uint32_t i = 0; i < tier->n_below; i++)
-		if (tier->below[i].entered)
-			tier->below[i].entered(tier->below[i].self, entry);
+	enter(tier, entry);
 }
 
 /* Begin to read a page into an entry, from the nearest tier that has it. */
@@ -205,7 +241,7 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		     const struct kvt_chain *front)
 {
 	/* Not all of a small memory: what arrives must stay until it is used. */
-	uint32_t most = tier->index.n_entries / 4, entry = kvt_index_find(&tier->index, page);
+	uint32_t most = tier->index.n_entries / 4, entry = find(tier, page);
 	int rc;
 
 	if (entry) {
@@ -271,6 +307,8 @@ static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 		publish(tier, entry, &came.page, came.first,
 			kvt_index_find(&tier->index, &came.front));
 		tier->index.entries[entry].used = 1; /* a load wants it */
+		if (tier->max_age_s && !tier->index.entries[entry].time)
+			tier->index.entries[entry].time = (uint32_t)time(NULL);
 	} else {
 		kvt_index_drop(&tier->index, entry);
 	}
@@ -287,6 +325,7 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 		if (tier->below[i].turn)
 			more |= tier->below[i].turn(tier->below[i].self);
 	kvt_tier_lock(tier);
+	more |= drop_old(tier);
 	for (uint32_t i = 0; i < tier->n_below; i++) {
 		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))
 			continue;
@@ -336,6 +375,18 @@ static bool has_place(const struct kvt_index *index, bool is_root, uint32_t fron
 	       (index->oldest != front || index->youngest != front);
 }
 
+/* Use a page that a pool cached again, which makes it young, if it was too old. */
+static void come_again(struct kvt_tier *tier, uint32_t entry)
+{
+	struct kvt_index_entry *e = &tier->index.entries[entry];
+
+	kvt_index_touch(&tier->index, entry);
+	if (!kvt_tier_is_old(tier, e->time))
+		return;
+	e->time = (uint32_t)time(NULL);
+	enter(tier, entry);
+}
+
 /* Find the next queued page that is not here and has a place. Returns as kvt_copy_begin(). */
 static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_share *share,
 		  struct kvt_copy *copy)
@@ -357,7 +408,7 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 		there = entry_of(tier, known, copy->page);
 		count_computed(tier, share, &known->pages[copy->page]);
 		if (there && !swept)
-			kvt_index_touch(&tier->index, there);
+			come_again(tier, there);
 		else if (!there && has_place(&tier->index, !known->pages[copy->page].parent,
 					     copy->front))
 			return 1;
@@ -417,8 +468,8 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct k
 	 * instance. */
 	only = good && copy->drops == tier->drops && !kvt_index_find(&tier->index, &copy->chain);
 	if (only) {
-		publish(tier, copy->entry, &copy->chain, copy->first, found ? copy->front : 0);
 		tier->index.entries[copy->entry].time = now;
+		publish(tier, copy->entry, &copy->chain, copy->first, found ? copy->front : 0);
 	} else {
 		kvt_index_drop(&tier->index, copy->entry);
 	}

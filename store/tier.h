@@ -62,6 +62,7 @@ struct kvt_tier {
 	struct kvt_coming coming[KVT_COMING_MOST];
 	uint32_t n_coming;
 	uint32_t n_writing; /* pages that are pinned until they are written below */
+	uint32_t max_age_s; /* older pages are not found; 0: there is no such age */
 	uint64_t begun, brought, lost; /* reads from below: all, good, bad */
 };
 
@@ -92,6 +93,8 @@ void kvt_tier_fill(struct kvt_tier *tier, uint64_t bytes);
 /** The record of an entry. */
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry);
 
+/** Return true if a page of this time (struct kvt_index_entry) is too old to be found. */
+bool kvt_tier_is_old(const struct kvt_tier *tier, uint32_t time);
 /** Take the lock, for what the functions here do not. */
 void kvt_tier_lock(struct kvt_tier *tier);
 void kvt_tier_unlock(struct kvt_tier *tier);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shm/clock.h"
@@ -435,6 +436,31 @@ TEST_WITH(a_stop_ends_in_time_with_what_came_back_in_the_file, start, stop)
 	kvt_tier_destroy(&tier);
 	assert_int_equal(open_file(), 0);
 	assert_int_equal(file->slots.n_found, 0);
+}
+
+TEST_WITH(what_is_too_old_is_not_read_and_written_again, start, stop)
+{
+	uint32_t entry, slot;
+
+	store_pages(1, 2); /* of 2023 */
+	tier.max_age_s = 1000;
+	assert_false(comes_back(1));
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	tier.max_age_s = 1000;
+	assert_false(comes_back(2));
+	slot = slot_of(1);
+	entry = put(1); /* it was computed again */
+	tier.index.entries[entry].time = (uint32_t)time(NULL);
+	assert_false(tier.index.entries[entry].kept);
+	assert_true(leave(entry));
+	settle();
+	kvt_index_drop(&tier.index, entry);
+	assert_int_equal(file->slots.n_found, 2);
+	assert_int_not_equal(slot_of(1), slot);
+	assert_int_equal(kvt_tier_bring(&tier, &(struct kvt_chain){ .digest = { 0, 0, 0, 0, 1 } },
+					NULL), -EINPROGRESS);
+	settle();
 }
 
 /* More pages than a group, whose names a start reads. */

@@ -590,3 +590,36 @@ TEST_WITH(copies_wait_for_memory_that_comes, start, stop)
 	assert_int_equal(copy_all(), 3); /* and all is there: pages leave as ever */
 	assert_int_equal(tier.index.n_found, 5);
 }
+
+TEST_WITH(what_is_too_old_is_not_found_until_it_is_cached_again, start, stop)
+{
+	struct kvt_chain first, second;
+	uint32_t entry;
+
+	tier.max_age_s = 100;
+	store_at(0, (uint32_t[]){ 1, 2 }, 2, 100);
+	assert_int_equal(copy_all(), 2);
+	name_of(100, 0, &first);
+	name_of(100, 1, &second);
+	entry = find(100, 0);
+	tier.index.entries[entry].time -= 100;
+	assert_true(kvt_tier_has(&tier, &first));
+	tier.index.entries[entry].time -= 2;
+	assert_false(kvt_tier_has(&tier, &first));
+	assert_int_equal(kvt_tier_pin(&tier, &first), 0);
+	assert_int_equal(kvt_tier_bring(&tier, &first, NULL), -ENOENT);
+	assert_true(kvt_tier_has(&tier, &second));
+	while (kvt_tier_arrivals(&tier))
+		;
+	assert_int_equal(find(100, 0), entry); /* a page is behind it */
+	change(KVT_FEED_REMOVED, 1);
+	store_at(0, (uint32_t[]){ 3 }, 1, 100);
+	assert_int_equal(copy_all(), 0);
+	assert_true(kvt_tier_has(&tier, &first));
+	tier.index.entries[entry].time -= 102;
+	tier.index.entries[find(100, 1)].time -= 102;
+	while (kvt_tier_arrivals(&tier))
+		;
+	assert_int_equal(tier.index.n_found, 0);
+	tier.max_age_s = 0;
+}
