@@ -19,11 +19,19 @@
 static void exec_store(const char *socket_path, const char *ram, const char *const *more)
 {
 	const char *arguments[24] = { "kvtstored", "--socket", socket_path, "--ram-bytes", ram,
-				      "--min-positions", "64", "--load-percent", "50" };
+				      "--load-percent", "50" };
+	uint32_t n = 7;
+	bool least = false;
 	char program[640];
 
-	for (uint32_t i = 0; more && more[i] && i < 14; i++)
-		arguments[9 + i] = more[i];
+	for (; more && *more && n < 21; more++) {
+		least |= strcmp(*more, "--min-positions") == 0;
+		arguments[n++] = *more;
+	}
+	if (!least) {
+		arguments[n++] = "--min-positions";
+		arguments[n++] = "64";
+	}
 	snprintf(program, sizeof(program), "%s/kvtstored", kvt_test_build());
 	execv(program, (char *const *)arguments);
 	_exit(126);
