@@ -125,7 +125,7 @@ struct kvt_session_record {
 	uint32_t sealer;     /* its number in the pages that it seals */
 	uint32_t suspects;   /* SUSPECTs that it sent */
 	uint32_t suspected;  /* SUSPECTs of pages that it sealed */
-	uint32_t in_vain;    /* 1 if others waited in vain for it, else 0 */
+	uint32_t in_vain_ms; /* clock when others waited in vain for it, modulo 2^32; 0: never */
 	uint32_t fatal_entry; /* the sq_taken for which `deaths` counts */
 	uint32_t deaths;      /* of daemons that ran this entry */
 	/* sq_taken and cq_done count like the ring's indices and change in the mutation that they

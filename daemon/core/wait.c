@@ -10,8 +10,8 @@
  *
  * A lease is stalled if it has sealed nothing for longer than its own progress suggests. If a wait
  * ends because the lease stalled, or ended unsealed, the wait was in vain. Then no BEGIN waits for
- * that session until it seals a page before it stalls. Callers: BEGIN, COMMIT, run.c, the end of a
- * session, recovery. */
+ * that session until it seals a page before it stalls, or for VAIN_PATIENCES. Callers: BEGIN,
+ * COMMIT, run.c, the end of a session, recovery. */
 
 #include <errno.h>
 #include <string.h>
@@ -28,6 +28,9 @@
 /* ---- leases that compute */
 
 #define GAPS_OF_PATIENCE 4
+/* A session that seals too late because nobody waits, as a store where computing is quicker than
+ * loading, gets another try. One that hangs costs its waiters a thirtieth of their time. */
+#define VAIN_PATIENCES 30
 
 /** Time at which a lease will have sealed nothing for too long. A chunk may take several times as
  * long as the slowest so far, because an engine computes other requests, too. */
@@ -47,6 +50,18 @@ static bool stalled(const struct kvt_core *core, uint32_t id)
 	return core->now_ns >= stalls_ns(core, id);
 }
 
+static uint32_t clock_ms(const struct kvt_core *core)
+{
+	return (uint32_t)(core->now_ns / 1000000);
+}
+
+/** True if others waited in vain for a session, and not long ago. */
+static bool in_vain(const struct kvt_core *core, const struct kvt_session_record *session)
+{
+	return session->in_vain_ms && clock_ms(core) - session->in_vain_ms <
+				      VAIN_PATIENCES * core->config.patience_ns / 1000000;
+}
+
 /** True if a lease will still seal what its path has announced. */
 static bool computes(const struct kvt_core *core, uint32_t id)
 {
@@ -55,7 +70,7 @@ static bool computes(const struct kvt_core *core, uint32_t id)
 	return lease->kind == KVT_LEASE_BEGIN &&
 	       !(lease->flags & (KVT_LEASE_ENDING | KVT_LEASE_LATE | KVT_LEASE_BARE)) &&
 	       core->sessions[lease->session].state == KVT_SESSION_OPEN &&
-	       !core->sessions[lease->session].in_vain && !stalled(core, id) &&
+	       !in_vain(core, &core->sessions[lease->session]) && !stalled(core, id) &&
 	       lease->epoch == core->arena->epoch && !kvt_path_detached(core, lease->node);
 }
 
@@ -476,10 +491,10 @@ static void waited_in_vain(struct kvt_core *core, const struct kvt_pending_recor
 		core->count->deadline_misses++;
 		mark_late(core, waiter->lease);
 	}
-	if (owner->in_vain || matched > waiter->matched)
+	if (in_vain(core, owner) || matched > waiter->matched)
 		return;
 	kvt_save(core, owner, KVT_SESSION_FACTS);
-	owner->in_vain = 1;
+	owner->in_vain_ms = clock_ms(core) ? clock_ms(core) : 1;
 	core->wake_due = true;
 }
 
@@ -513,9 +528,9 @@ void kvt_wait_progress(struct kvt_core *core, uint32_t id)
 	uint64_t gap_us = (core->now_ns - lease->sealed_ns) / 1000;
 
 	KVT_ASSERT(lease->kind == KVT_LEASE_BEGIN && lease->done > 0);
-	if (session->in_vain && !stalled(core, id)) {
+	if (session->in_vain_ms && !stalled(core, id)) {
 		kvt_save(core, session, KVT_SESSION_FACTS);
-		session->in_vain = 0;
+		session->in_vain_ms = 0;
 	}
 	if (gap_us > lease->gap_us)
 		lease->gap_us = gap_us < UINT32_MAX ? (uint32_t)gap_us : UINT32_MAX;

@@ -127,7 +127,7 @@ struct model_session {
 	bool closed; /* its CLOSE took effect */
 	bool privileged;
 	uint32_t uid;
-	bool in_vain;    /* others waited in vain for it */
+	uint32_t in_vain_ms; /* when others waited in vain for it; 0: never */
 	uint64_t number; /* of all sessions so far */
 	uint64_t since;  /* daemons that had ended when its last entry was taken */
 	uint32_t n_private;

@@ -112,7 +112,7 @@ static int apply_session(struct kvt_oracle *o, uint32_t session)
 	o->n_sessions++;
 	s->signs = 0;
 	s->closed = false;
-	s->in_vain = false;
+	s->in_vain_ms = 0;
 	s->privileged = o->run.record->value & 1;
 	s->uid = uid;
 	s->number = ++o->session_numbers;

@@ -22,13 +22,21 @@ static bool stalled(const struct kvt_oracle *o, uint32_t index)
 				   (gaps > patience ? gaps : patience);
 }
 
+/* Of the last 30 patiences. */
+static bool in_vain(const struct kvt_oracle *o, uint32_t session)
+{
+	uint32_t since = o->sessions[session].in_vain_ms, now = o->run.record->now_ns / 1000000;
+
+	return since && now - since < 30 * o->config.patience_ns / 1000000;
+}
+
 static bool computes(const struct kvt_oracle *o, uint32_t index)
 {
 	const struct model_lease *lease = &o->leases[index];
 
 	return lease->kind == MODEL_LEASE_BEGIN && !lease->ending && !lease->late && !lease->bare &&
 	       o->sessions[lease->session].state == KVT_SESSION_OPEN &&
-	       !o->sessions[lease->session].in_vain && !stalled(o, index) &&
+	       !in_vain(o, lease->session) && !stalled(o, index) &&
 	       lease->epoch == o->epoch && (!lease->node || !o->nodes[lease->node]->detached);
 }
 
@@ -421,8 +429,11 @@ static void waited_in_vain(struct kvt_oracle *o, const struct model_pending *p)
 		o->counters.deadline_misses++;
 		o->leases[p->awaited].late = true;
 	}
-	if (!o->run.gained)
-		o->sessions[p->owner].in_vain = true;
+	if (!o->run.gained && !in_vain(o, p->owner)) {
+		uint32_t now = o->run.record->now_ns / 1000000;
+
+		o->sessions[p->owner].in_vain_ms = now ? now : 1;
+	}
 }
 
 void wait_sealed(struct kvt_oracle *o, struct model_lease *lease)
@@ -430,7 +441,7 @@ void wait_sealed(struct kvt_oracle *o, struct model_lease *lease)
 	uint64_t now = o->run.record->now_ns, gap = (now - lease->sealed_ns) / 1000;
 
 	if (!stalled(o, (uint32_t)(lease - o->leases)))
-		o->sessions[lease->session].in_vain = false;
+		o->sessions[lease->session].in_vain_ms = 0;
 	lease->gap_us = gap > lease->gap_us ? gap : lease->gap_us;
 	lease->sealed_ns = now;
 }

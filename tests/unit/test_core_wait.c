@@ -109,6 +109,10 @@ TEST(who_lets_others_wait_in_vain_is_not_waited_for_until_it_seals)
 	pass(w, 20000);
 	expect_ok(commit(seq, 12, NO_KEYS, KVT_F_CHUNKED));
 	assert_int_equal(squat(c, b, 800, 900), 0);
+	/* Thirty times the patience after the wait, it gets another try. */
+	pass(w, 30000);
+	assert_int_equal(squat(c, b, 900, 900), 900);
+	assert_int_equal(squat(c, b, 1000, 900), 0);
 }
 
 TEST(blame_outlives_the_daemon_and_ends_with_the_session)
