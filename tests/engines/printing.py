@@ -9,9 +9,10 @@ import sys
 
 from kvtrunk import _server
 
-NEVER = ("--device", "--dtype", "--kv-cache-dtype", "--page-size", "--block-size", "--max-total-tokens",
-         "--kv-cache-memory-bytes", "--kv-transfer-config", "--radix-cache-backend")
-"""What tests put behind no printed command."""
+NEVER = "--device", "--kv-cache-dtype", "--gpu-memory-utilization"
+"""What `flags` decides, and leaves out where an engine's default is right."""
+ON_CPUS = "--enforce-eager", "--mem-fraction-static"
+"""What tests need on CPUs only."""
 # The socket in /run is the default instance's, which may be the machine's own.
 OWN_RUN = ["unshare", "--mount"] if os.geteuid() == 0 else []
 SCRIPT = """
@@ -21,15 +22,25 @@ test $(id -u) != 0 || mount -t tmpfs none /run || exit
 """
 
 
+def behind(command, words, on_cpu=True):
+    """The words of a printed command, and those behind it: none of them says again, or otherwise, what
+    `flags` decides."""
+    said, more = ({word.partition("=")[0] for word in some if word.startswith("--")}
+                  for some in (command, words))
+    again = more & {*said, *NEVER, *(() if on_cpu else ON_CPUS)}
+    assert not again, f"behind a printed command: {', '.join(sorted(again))}"
+    return [*command, *words]
+
+
 @contextlib.contextmanager
-def server(engine, options, behind, log, environment=()):
-    """What `python -m kvtrunk.ENGINE flags OPTIONS` prints, when it is ready. behind: words behind the
-    engine's command."""
-    assert not any(word.startswith(NEVER) for word in behind)
+def server(engine, options, words, log, environment=()):
+    """What `python -m kvtrunk.ENGINE flags OPTIONS` prints, when it is ready. words: behind the engine's
+    command."""
     said = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "flags", *options], check=True,
                           capture_output=True, text=True).stdout
     first, second = [line for line in said.splitlines() if not line.startswith("#")]
-    script = SCRIPT.format(daemon=first, engine=second, behind=shlex.join(behind))
+    behind(shlex.split(second), words)
+    script = SCRIPT.format(daemon=first, engine=second, behind=shlex.join(words))
     programs = [os.environ["KVTRUNK_BIN"], str(pathlib.Path(sys.executable).parent)]
     made = _server.Server(
         [*OWN_RUN, "bash", "-c", script, "bash"],

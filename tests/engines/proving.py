@@ -11,11 +11,11 @@ import tempfile
 from conftest import ENGINE, PROVE, SERVE
 
 
-def run(folder, scratch, *more, **environment):
+def run(folder, scratch, *more, prompts=6, **environment):
     """Exit status, what it printed, and the proofs that were noted."""
     done = subprocess.run(
-        [sys.executable, "-m", f"kvtrunk.{ENGINE}", "prove", str(folder), "--prompts", "6",
-         "--positions", "512", *PROVE, *more, "--", *SERVE], check=False, text=True,
+        [sys.executable, "-m", f"kvtrunk.{ENGINE}", "prove", str(folder), "--prompts",
+         str(prompts), "--positions", "512", *PROVE, *more, "--", *SERVE], check=False, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(scratch), "XDG_CACHE_HOME": str(scratch / "cache"),
              # vLLM's, where it keeps what it found out about models.
@@ -27,11 +27,11 @@ def run(folder, scratch, *more, **environment):
     return done.returncode, done.stdout, proofs
 
 
-def expect_proved(folder, *more):
+def expect_proved(folder, *more, prompts=6):
     """Returns the proofs that were noted."""
     with tempfile.TemporaryDirectory() as made:  # a short path, for sockets
         scratch = pathlib.Path(made)
-        status, said, proofs = run(folder, scratch, *more)
+        status, said, proofs = run(folder, scratch, *more, prompts=prompts)
         print(said)
         assert (status, "WRONG" in said) == (0, False)
         assert [(proof["engine"], proof["device"]) for proof in proofs] == [(ENGINE, "cpu")]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import model
+import printing
 import pytest
 import sitecustomize
 
@@ -15,10 +16,6 @@ from kvtrunk._pages import Pattern
 
 sitecustomize.pool(_pool)  # pytest rewrites assertions of plugins, and so loads kvtrunk by itself
 
-NEVER = ("--device", "--dtype", "--kv-cache-dtype", "--block-size", "--page-size",
-         "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--mem-fraction-static",
-         "--max-total-tokens", "--kv-transfer-config", "--radix-cache-backend", "--enforce-eager")
-"""What no engine of these tests gets behind what is printed."""
 PATTERN = 12
 """Cached pages of nobody, at the lowest numbers: a warm-up without kvtrunk writes there."""
 
@@ -79,7 +76,7 @@ class Host:
 @contextlib.contextmanager
 def hosting(daemon_options, words, behind, variables, logs):
     """A daemon, and engines with these words, those behind them, and variables."""
-    assert not set(behind) & set(NEVER)
+    command = printing.behind(words, behind, on_cpu=False)
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(testing.daemon(supervise=True, **daemon_options))
-        yield Host(daemon, [*words, *behind], variables, logs, stack)
+        yield Host(daemon, command, variables, logs, stack)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang engines, and the daemon whose pool they share."""
+import contextlib
 import json
 import os
 import pathlib
@@ -7,9 +8,10 @@ import shlex
 import sys
 
 import engine
+import printing
 import pytest
 
-from kvtrunk import testing
+from kvtrunk import Geometry, testing
 from kvtrunk._server import free_port
 from kvtrunk.sglang import __main__
 
@@ -30,8 +32,18 @@ BEHIND = {
     "--disable-cuda-graph": "it compiles for minutes on a CPU, too",
     "--mem-fraction-static 0.5": "the machine is small, and has several engines",
 }
-"""All that servers of the tests get behind what `flags` prints, but for their ports: why. Never the
-device, types, sizes or the backend of the cache."""
+"""All that engines of the tests get behind what `flags` prints: why. Never the device, types, sizes or
+the backend of the cache."""
+IN_PROCESS = {
+    "--skip-tokenizer-init": "prompts and answers are tokens",
+    "--chunked-prefill-size 256": "prompts of a few hundred tokens have several chunks",
+    "--context-length 2048": "rows for the model's 8192 are more than the tests need",
+    "--max-running-requests 16": "the same",
+    "--skip-server-warmup": "its prompt would be cached",
+    "--sleep-on-idle": "the other engines need the processors",
+    "--random-seed 1": "a test that fails does so again",
+}
+"""What those of serve.py get, too, which are no servers."""
 ON_A_CPU = [word for option in BEHIND for word in option.split()]
 STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
 """PYTHONPATH of an engine."""
@@ -45,12 +57,39 @@ def geometry(**more):
             "kv_order": "layer", "page_size": PAGE, "n_pages": PAGES, **more}
 
 
-def printed(folder, pool, n_ranks=1):
+def printed(folder, pool, n_ranks=1, page_size=PAGE, drafts=()):
     """Options of a daemon, and the command of an engine, that `flags` prints for a model."""
-    daemon, _, engine = __main__.commands(str(folder), PAGE, pool, None, n_ranks)
+    daemon, _, engine = __main__.commands(str(folder), page_size, pool, None, n_ranks, drafts=drafts)
     options = dict(word[2:].split("=", 1) for word in daemon[1:] if "=" in word)
     return ({name.replace("-", "_"): value for name, value in options.items()},
             shlex.join(engine))
+
+
+def parsed(words):
+    """Words of a command as fields of SGLang's arguments."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            found[name] = True
+        else:
+            with contextlib.suppress(ValueError):
+                word = json.loads(word)
+            found[name] = word
+    return found
+
+
+def fields(folder, pages, page_size, n_ranks, drafts):
+    """What `flags` prints for engines on a pool of so many pages, and what stands behind it."""
+    most = 1 << 30
+    options, _ = printed(folder, most, n_ranks, page_size, drafts)
+    shape = Geometry(int(options["n_layers"]), int(options.get("n_kv_heads", 1)),
+                     int(options["head_dim"]), options["kv_type"], options["kv_layout"],
+                     options["kv_order"])
+    _, command = printed(folder, pages * shape.page_bytes(page_size), n_ranks, page_size, drafts)
+    words = shlex.split(command)
+    behind = shlex.split(" ".join([*BEHIND, *IN_PROCESS]))
+    return parsed(printing.behind(words[words.index("--model-path"):], behind))
 
 
 def events(port, replay):
@@ -63,11 +102,14 @@ class Engine(engine.Engine):
     """An SGLang engine: serve.py, a scheduler and a detokenizer. SGLang's own checks of the sums of
     its pool are on, at each step, and end it."""
 
-    def __init__(self, folder, log, daemon=None, environment=(), program="serve.py", **options):
-        page = options.setdefault("page_size", PAGE)
-        options.setdefault("max_total_tokens", (PAGES - 1) * page)
-        if daemon is not None:
-            options["radix_cache_backend"] = "kvtrunk"
+    def __init__(self, folder, log, daemon=None, environment=(), program="serve.py", pages=PAGES,
+                 page_size=PAGE, **options):
+        """options: of this test, over what is printed for a pool of so many pages."""
+        drafts = [value for value in (options.get("speculative_algorithm"),
+                                      options.get("speculative_draft_model_path")) if value]
+        options = {**fields(folder, pages, page_size, options.get("tp_size", 1), drafts), **options}
+        if daemon is None:
+            del options["radix_cache_backend"]
         if options.get("dp_size", 1) == 1:  # SGLang's choice may be that of another one that starts
             options.setdefault("nccl_port", free_port())
         super().__init__(HERE / program, folder, log, options,

@@ -66,3 +66,15 @@ def mimo(folder, seed=0, **more):
         **dict(_tensors(values, at, seed=seed + 5)),
         **{f"{at}{name}_layernorm.weight": ones for name in ("token", "hidden", "final")},
         f"{at}input_proj.weight": np.hstack([0.3 * one, one]).astype(np.float32)}))
+
+
+def drafting(algorithm, folder, scratch):
+    """A model, this one if layers for it can be made, and options of `flags` and `prove` with which it
+    drafts."""
+    options = ["--speculative-algorithm", algorithm]
+    if algorithm == "NEXTN":
+        folder = mimo(scratch / "model")
+    if algorithm != "NGRAM":
+        options += ["--speculative-draft-model-path",
+                    folder if algorithm == "NEXTN" else eagle(scratch / "head")]
+    return folder, options

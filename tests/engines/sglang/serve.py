@@ -12,13 +12,7 @@ from serving import serve
 def started(folder, options):
     import sglang
 
-    return sglang.Engine(**{
-        "model_path": folder, "dtype": "float32", "skip_tokenizer_init": True,
-        "attention_backend": "torch_native", "sampling_backend": "pytorch",
-        "grammar_backend": "none", "chunked_prefill_size": 256, "context_length": 2048,
-        "max_running_requests": 16, "mem_fraction_static": 0.5, "disable_cuda_graph": True,
-        "skip_server_warmup": True, "sleep_on_idle": True, "random_seed": 1, "log_level": "info",
-        **options})
+    return sglang.Engine(**{**options, "model_path": folder, "log_level": "info"})
 
 
 def generate(engine, prompts, max_tokens=16, salt=None, pictures=None, **more):

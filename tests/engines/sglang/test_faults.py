@@ -41,11 +41,11 @@ def fault(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pair(daemon, dtype, folder, start, fault):
+def pair(daemon, folder, start, fault):
     """One that computes, and one that checks each page of the other that it reads, with its prompts
     in other chunks."""
-    return started(start(daemon, folder=folder, dtype=dtype),
-                   start(daemon, folder=folder, dtype=dtype, chunked_prefill_size=64,
+    return started(start(daemon, folder=folder),
+                   start(daemon, folder=folder, chunked_prefill_size=64,
                          environment={"KVTRUNK_CHECK_EVERY": "1", "PLANT": str(fault)}))
 
 

@@ -16,10 +16,11 @@ def standin(monkeypatch):
 
 
 @pytest.mark.skipif("ENGINES_LONG" not in os.environ, reason="with ENGINES_LONG=1")
-def test_engines_that_draft_are_proved(folder, tmp_path):
-    [proof] = expect_proved(folder, "--speculative-algorithm", "EAGLE",
-                            "--speculative-draft-model-path", heads.eagle(tmp_path / "head"))
-    assert proof["drafts"] == "EAGLE"
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE", "NEXTN"])
+def test_engines_that_draft_are_proved(algorithm, folder, tmp_path):
+    model, options = heads.drafting(algorithm, folder, tmp_path)
+    [proof] = expect_proved(model, *options, prompts=2)
+    assert proof["drafts"] == algorithm.replace("NEXTN", "EAGLE")  # as SGLang calls it
 
 
 @pytest.mark.parametrize("backend, proved", [("TorchNativeAttnBackend", True),

@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import printing
 import pytest
 from conftest import ON_A_CPU, PAGE, STANDIN, geometry, printed
 from proxied import proxy
@@ -16,7 +17,8 @@ class Server(_server.Server):
     def __init__(self, engine, daemon, log):
         # Without checks: the first reuse computes a page less.
         super().__init__(
-            [*shlex.split(engine), *ON_A_CPU, "--context-length", "2048", "--enable-cache-report"],
+            printing.behind(shlex.split(engine), [
+                *ON_A_CPU, "--context-length", "2048", "--enable-cache-report"]),
             {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1", "KVTRUNK_CHECK_EVERY": "0",
              "KVTRUNK_SOCKET": daemon.socket, "PYTHONPATH": STANDIN}, log)
 
