@@ -86,7 +86,9 @@ class Engine:
         return find(self.pids(), word)
 
     def kill(self, signal_number=signal.SIGKILL):
-        """End all its processes."""
+        """End all its processes, once: later its number may be another one's."""
+        if self.process.stdin.closed:
+            return
         try:
             os.killpg(self.process.pid, signal_number)
         except ProcessLookupError:

@@ -12,7 +12,7 @@ from sharing import whole
 from storing import (PATIENT, page, store,  # noqa: F401
                      test_a_daemon_that_starts_cold_is_filled_again,
                      test_what_an_engine_forgot_is_not_loaded)
-from test_drafts import CHAIN, EAGLE, GRAMS, accepted
+from test_drafts import EAGLE, GRAMS, accepted
 from test_weights import SEEDS, TARGETS, K, V, adapter, ask, computes
 
 from kvtrunk import testing
@@ -39,7 +39,7 @@ def daemon():
 @pytest.fixture(scope="module")
 def engines(folder, daemon, start):
     """Two on one pool. That drafts change no text is test_drafts.py's."""
-    options = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": folder, **CHAIN,
+    options = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": folder,
                "enable_lora": True, "max_lora_rank": 8, "lora_backend": "torch_native",
                "lora_target_modules": TARGETS, "max_loras_per_batch": 2}
     return None, *started(*(start(daemon, environment={**PATIENT, "UNPINNED": "1"}, **options)
@@ -106,9 +106,9 @@ def test_an_image_is_shared_as_what_it_shows(algorithm, start, tmp_path):
     """With NGRAM, and an engine that does not draft. With draft layers that take images, as those for
     EAGLE3 do: SGLang's own of EAGLE for Llama and of MiMo's MTP do not."""
     options = {"folder": images.write_pixtral(tmp_path / "pixtral"), "skip_tokenizer_init": False}
-    drafts, layers = {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}, 0
+    drafts, layers = GRAMS, 0
     if algorithm == "EAGLE":
-        options |= {**EAGLE, **CHAIN, "speculative_draft_model_path": heads.eagle3(tmp_path / "head")}
+        options |= {**EAGLE, "speculative_draft_model_path": heads.eagle3(tmp_path / "head")}
         drafts, layers = {}, 1
     with testing.daemon(**geometry(n_layers=2 + layers)) as daemon:
         a, b = started(start(daemon, **options, **drafts), start(daemon, **options))
@@ -131,9 +131,8 @@ def test_an_engine_without_drafts_is_refused_where_pages_have_draft_layers(daemo
 
 
 def test_ngram_shares_with_an_engine_without_drafts(start):
-    drafting = {**GRAMS, "speculative_ngram_max_bfs_breadth": 1}
     with testing.daemon(**geometry()) as daemon:
-        a, b = started(start(daemon, **drafting), start(daemon))
+        a, b = started(start(daemon, **GRAMS), start(daemon))
         for one, other in (a, b), (b, a):
             expect_shared(one, other, prompt(next(SEEDS)))
         expect_nothing_held(daemon)
