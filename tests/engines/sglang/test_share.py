@@ -113,6 +113,27 @@ def test_a_waiting_request_gets_the_room_that_another_engine_frees(daemon, engin
     expect_nothing_held(daemon)
 
 
+def test_a_waiting_request_gets_the_room_of_the_other_engine_s_requests_when_they_end(daemon, engines):
+    """Two engines, and nothing else: the same."""
+    _, a, b = engines
+
+    def held():
+        now = counters(daemon)
+        return now.private_pages + now.protected_pages
+
+    # 62 to 81 pages for each, 11 to 86 for the other engine's first, and 123 for its second.
+    b.ask(do="generate", prompts=[prompt(next(SEEDS), 920) for _ in range(2)], max_tokens=300)
+    until(lambda: held() >= 2 * 62)
+    said = len(a.said())
+    a.ask(do="beside", long=prompt(next(SEEDS), 100), short=prompt(next(SEEDS), 1900),
+          max_tokens=1200)
+    until(lambda: "#queue-req: 1" in a.said()[said:])
+    assert len(b.answer()) == 2
+    then, at_last = a.answer()
+    assert then < at_last == 1200
+    expect_nothing_held(daemon)
+
+
 def test_a_request_that_finds_no_room_is_counted_once(daemon, engines):
     """However often the daemon refuses it."""
     _, _, b = engines
@@ -223,7 +244,7 @@ def test_pages_of_one_position(engines, start):
     text = prompt(next(SEEDS), 301)
     expected = private.generate(text)[0]["tokens"]
     with testing.daemon(**geometry(page_size=1, n_pages=2048)) as fine:
-        engine = start(fine, page_size=1, max_total_tokens=2047)
+        engine = start(fine, page_size=1, pages=2048)
         assert engine.generate(text)[0] == {"tokens": expected, "cached": 0}
         assert engine.generate(text)[0] == {"tokens": expected, "cached": 300}
         answers = engine.generate(*[text[:100 + 50 * i] + [7, 8, 9] for i in range(4)])
