@@ -51,7 +51,8 @@ class Store:
             magic, _, version, *_ = HEAD.unpack_from(peer.recv(4096))
             peer.send(HEAD.pack(magic, STATUS, version, HEAD.size, 0, 0))
             counts = peer.recv(4096)[HEAD.size:]
-            return dict(zip(self._names, memoryview(counts).cast("Q"), strict=True))
+            numbers = memoryview(counts).cast("Q")[:len(self._names)]  # histograms follow
+            return dict(zip(self._names, numbers, strict=True))
 
     def settled(self, pages):
         """Wait until it has so many pages at least, and nothing is copied or loaded."""
