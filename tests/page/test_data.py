@@ -90,6 +90,8 @@ def test_the_stores_counts_are_what_it_says(daemon, serve):
     assert told.pop("up") is True and told.pop("alarm") is None
     for changes in "uptime_ns", "unloaded_ns":
         assert told.pop(changes) > counts.pop(changes)
+    times = [told.pop(name) for name in [*told] if name.endswith("_time")]
+    assert len(times) == 4 and all(len(time["histogram_16384ns_log2"]) == 16 for time in times)
     assert told == counts
     store.process.kill()
     store.process.stderr.close()
