@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures: how many requests of models with windows or states run at once in a full pool, and how
 often a burst of prompts computes a new beginning. vLLM's schedulers without a model, with caches of
-their own and on one pool of as many pages. The model answers 7, at once: so a request that found no
-room is looked at in each step, as in an engine, whose steps take longer than the pause. The daemon
-keeps no pages for newcomers (max_private_pages).
+their own and on one pool of as many pages. measure_hybrid.py asks whole engines. The model answers 7,
+at once: so a request that found no room is looked at in each step, as in an engine, whose steps take
+longer than the pause. The daemon keeps no pages for newcomers (max_private_pages).
 
     tests/engines/run vllm tests/engines/vllm/measure_admission.py -s
 """
@@ -26,29 +26,47 @@ ROOM = {"gpt-oss": 9, "Qwen3-Next": 12}
 REQUESTS, WAITING = 80, 8
 BURSTS = {16: 2048, 48: 4096}
 """Prompts, and tokens of their common beginning."""
+OPTIONS = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
+"""Of an engine. In a pool that is full there is no room for the length that a burst needs."""
+RUNNING = {**OPTIONS, "max_model_len": 1024}
+BURST = {**OPTIONS, "max_model_len": 2 * max(BURSTS.values())}
+WAYS = {"stock": (1, False), "one": (1, True), "two stocks": (2, False), "two": (2, True)}
+"""How many engines, and whether they share the pool. Two stocks have half of it each."""
 
 
 class Engine(measure_step.Scheduler):
-    """Notes how many requests run, and what it computes."""
+    """begin_step() and end_step() are one, so that whole engines step side by side."""
 
     def __init__(self, folder, shared, pages, groups, **options):
         super().__init__(folder, shared, pages=pages, page=groups[0],
                          sides=measure_step.specs(*groups), **options)
-        self.rows, self.computed = [], 0
+        self.rows = []
+        """Requests that run, of each step in which others wait."""
 
-    def turn(self):
-        step = self.theirs.schedule()
-        self.computed += sum(step.num_scheduled_tokens.values())
-        if len(self.theirs.waiting):
+    @property
+    def waiting(self):
+        return len(self.theirs.waiting)
+
+    @property
+    def busy(self):
+        return self.theirs.has_unfinished_requests()
+
+    def ask(self, name, tokens, said):
+        self.theirs.add_request(self.request(name, tokens, said))
+
+    def begin_step(self):
+        self.step = self.theirs.schedule()
+
+    def end_step(self):
+        if self.waiting:
             self.rows.append(len(self.theirs.running))
-        self.finish(step)
+        self.finish(self.step)
 
 
-def ways(serve, folder, monkeypatch, groups, pages, **options):
+def ways(serve, folder, monkeypatch, groups, pages, options):
     """What serve(engines) says of one and two engines, with caches of their own and on a pool."""
     said = {}
-    for way, n, shared in (("stock", 1, False), ("one", 1, True),
-                           ("two stocks", 2, False), ("two", 2, True)):
+    for way, (n, shared) in WAYS.items():
         with testing.daemon(**geometry(
                 1, 1, 16, page_size=groups[0], n_pages=pages, max_private_pages=0,
                 coalesce_threshold=0, sides=measure_step.trailing(*groups))) as daemon:
@@ -63,54 +81,73 @@ def ways(serve, folder, monkeypatch, groups, pages, **options):
     return said
 
 
-def running(engines, longest):
+def turn(engines):
+    for each in engines:
+        each.begin_step()
+    for each in engines:
+        each.end_step()
+
+
+def running(engines, longest, requests=REQUESTS):
     """Requests that run, on average while others wait."""
     chance = random.Random(longest)
     asked = 0
-    while asked < REQUESTS or any(each.theirs.has_unfinished_requests() for each in engines):
+    for each in engines:
+        each.rows = []
+    while asked < requests or any(each.busy for each in engines):
         for each in engines:
-            while asked < REQUESTS and len(each.theirs.waiting) < WAITING:
-                tokens = prompt(1000 + asked, longest + chance.randrange(-30, 30))
-                each.theirs.add_request(each.request(str(asked), tokens, SAID))
+            while asked < requests and each.waiting < WAITING:
+                tokens = prompt(1000 * longest + asked, longest + chance.randrange(-30, 30))
+                each.ask(f"{longest}-{asked}", tokens, SAID)
                 asked += 1
-            each.turn()
+        turn(engines)
     return sum(numpy.mean(each.rows) for each in engines)
 
 
-def pages_for(name):
-    """For ROOM requests of 700 tokens and their answers."""
-    page, windows, states = KINDS[name]
-    side = sum(-(-window // page) for window in windows) + 2 * states
-    return ROOM[name] * (-(-(700 + SAID) // page) + side)
+def pages_for(room, page, sides, states):
+    """For so many requests of 700 tokens and their answers. sides: side pages of each."""
+    return room * (-(-(700 + SAID) // page) + sides + states)
+
+
+def print_running(name, longest, said):
+    print(f"\n{name}, prompts of {longest}, running on average: "
+          f"{', '.join(f'{way} {mean:.2f}' for way, mean in said.items())}; of stock: one "
+          f"{said['one'] / said['stock']:.2f}, two {said['two'] / said['two stocks']:.2f}")
 
 
 @pytest.mark.parametrize("longest", LONGEST)
 @pytest.mark.parametrize("name", KINDS)
 def test_running(name, longest, folder, monkeypatch):
-    said = ways(lambda engines: running(engines, longest), folder, monkeypatch, KINDS[name],
-                pages_for(name), max_num_seqs=64, max_num_batched_tokens=512)
-    print(f"\n{name}, prompts of {longest}, running on average: "
-          f"{', '.join(f'{way} {mean:.2f}' for way, mean in said.items())}")
+    page, windows, states = KINDS[name]
+    sides = sum(-(-window // page) for window in windows) + states
+    print_running(name, longest, ways(
+        lambda engines: running(engines, longest), folder, monkeypatch, KINDS[name],
+        pages_for(ROOM[name], page, sides, states), RUNNING))
 
 
-def computed(engines, n, head, page):
-    """How often the head of n prompts is computed, which come at once."""
-    tokens, tail = prompt(5, head), page + 8
+def computed(engines, n, page):
+    """How often the beginning of n prompts is computed, which come at once."""
+    tokens = prompt(5 + n, BURSTS[n])
+    before = sum(each.reused for each in engines)
     for i in range(n):
-        engine = engines[i % len(engines)]
-        engine.theirs.add_request(engine.request(str(i), tokens + prompt(100 + i, tail), 1))
-    while any(each.theirs.has_unfinished_requests() for each in engines):
-        for each in engines:
-            each.turn()
-    return (sum(each.computed for each in engines) - n * tail) / head
+        engines[i % len(engines)].ask(f"burst {n}-{i}", tokens + prompt(100 + i, page + 8), 1)
+    while any(each.busy for each in engines):
+        turn(engines)
+    return n - (sum(each.reused for each in engines) - before) / BURSTS[n]
+
+
+def pages_for_burst(page, n):
+    return 12 * (BURSTS[n] // page + n * 8)
+
+
+def print_computed(name, n, said):
+    print(f"\n{name}, {n} prompts on a new beginning of {BURSTS[n]}, computed: "
+          f"{', '.join(f'{way} {times:.1f}' for way, times in said.items())}")
 
 
 @pytest.mark.parametrize("n", BURSTS)
 @pytest.mark.parametrize("name", KINDS)
 def test_burst(name, n, folder, monkeypatch):
-    page, head = KINDS[name][0], BURSTS[n]
-    pages = 12 * (head // page + n * 8)
-    said = ways(lambda engines: computed(engines, n, head, page), folder, monkeypatch, KINDS[name],
-                pages, max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2 * head)
-    print(f"\n{name}, {n} prompts on a new beginning of {head}, computed: "
-          f"{', '.join(f'{way} {times:.1f}' for way, times in said.items())}")
+    page = KINDS[name][0]
+    print_computed(name, n, ways(lambda engines: computed(engines, n, page), folder, monkeypatch,
+                                 KINDS[name], pages_for_burst(page, n), BURST))

@@ -47,6 +47,19 @@ def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=No
     return answers
 
 
+def step(engine, asked):
+    """A step, behind new requests: name, prompt, tokens to make. How many requests run and wait, and
+    the tokens that those which ended had reused. Of an engine in this process."""
+    from vllm import SamplingParams, TokensPrompt
+
+    core = engine.llm_engine
+    for name, prompt, max_tokens in asked:
+        core.add_request(name, TokensPrompt(prompt_token_ids=prompt), SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False))
+    reused = sum(done.num_cached_tokens for done in core.step() if done.finished)
+    return *core.engine_core.engine_core.scheduler.get_request_counts(), reused
+
+
 def metric(engine, name):
     return sum(found.value for found in engine.get_metrics() if found.name == name)
 
@@ -166,6 +179,7 @@ OPERATIONS = {
     "reset": lambda engine: engine.reset_prefix_cache(),
     "reweigh": reweigh,
     "seconds": lambda engine: Compared.seconds,
+    "step": step,
     "sleep": lambda engine, level: engine.sleep(level=level),
     "trust": trust,
     "wake": lambda engine: engine.wake_up(),
