@@ -122,8 +122,9 @@ class State:
         """Of a stream more when its next input has come."""
         self.point: Optional[Point] = None
         """With side pages: which ones its lease has."""
-        self.sides_first = False
-        """Whether it takes side pages before it begins, because there was no room for them."""
+        self.sides_first: bool = request.num_preemptions > 0
+        """Whether it takes side pages before it begins, because there was no room for them: its match
+        may have left none within the session's limit, and would again."""
         self.alone = False
         """Whether it locks nothing that is cached, because that leaves it no room."""
 
@@ -236,7 +237,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if not begun.ticket:
                 self._refused(state)
                 state.retry = time.monotonic() + RETRY_S
-                state.alone = state.sides_first and self._pool_is_idle()
+                state.alone = (self.sides is not None and state.sides_first and
+                               self._pool_is_idle())
             return
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.prompt = None
@@ -367,7 +369,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         # One that is not begun is not begun here: vLLM was told that it reuses nothing.
         if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
-        if state.told == 0 and has_scheduled_reqs and not self._above_watermark(state):
+        kept = self.watermark_blocks if state.told == 0 and has_scheduled_reqs else 0
+        if kept and self.sides is None and not self._has_free(state, kept):
             return None
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
@@ -378,22 +381,20 @@ class KvtrunkKVCacheManager(KVCacheManager):
             computed = request.num_computed_tokens + num_new_computed_tokens
             return self._allocate_sides(state, computed, min(total, self.max_model_len),
                                         new_computed_blocks or self.empty_kv_cache_blocks,
-                                        full_sequence_must_fit)
+                                        full_sequence_must_fit, kept)
         if need <= state.told:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
         told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
 
-    def _above_watermark(self, state: State) -> bool:
-        """Whether the pool keeps --watermark for running requests beside what this one has. False:
-        it begins later, because what it holds they cannot have."""
-        if not self.watermark_blocks:
-            return True
+    def _has_free(self, state: State, kept: int) -> bool:
+        """Whether the pool has so many pages (--watermark) for running requests beside what this one
+        has. False: it begins later, because what it holds they cannot have."""
         try:
             found = self.engine.ring.client.counters()
             left = found.free_pages + found.evictable_pages + self.engine.ring.stocked
-            if left >= self.watermark_blocks:
+            if left >= kept:
                 return True
             self._begin_later(state)
         except (ConnectionLost, Stale) as error:
@@ -401,8 +402,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return False
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
-                        whole: bool) -> Optional[KVCacheBlocks]:
-        """allocate_slots() with side pages. whole: it must have room for the whole request, too."""
+                        whole: bool, kept: int) -> Optional[KVCacheBlocks]:
+        """allocate_slots() with side pages. whole: it must have room for the whole request, and leave
+        `kept` pages, too."""
         request, sides = state.request, self.sides
         assert sides is not None
         processed = max(0, computed - request.num_in_flight_tokens)
@@ -410,11 +412,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
             sides.skip(request.request_id, processed)
             alone = state.told == 0 and not self._running()
             if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed,
-                                         self._most_sides(request) if alone else 0) or
+                                         self._most_sides(request) if alone else 0, kept) or
                     not self._reserve(state, total, found, computed)):
                 if state.told == 0:  # what it holds may be what others wait for
                     self._refused(state)
-                    self._begin_later(state).sides_first = alone
+                    self._begin_later(state).sides_first |= alone
                 return None
         except (ConnectionLost, Stale) as error:
             self._lose(error)

@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import PAGE, geometry
 from engine import all_pages_are_back, counters, prompt, until
-from measure_step import Scheduler
+from measure_step import Scheduler, specs, trailing
 
 from kvtrunk import testing
 
@@ -92,21 +92,46 @@ def test_sleep_mode_is_not_supported(engine):
     assert not engine.theirs.connector.supports_sleep_mode(None)
 
 
-def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkeypatch):
+# In 13 pages three prompts of two; in 45 five of two and two for their windows; in 57 nine of one and
+# two for their states: with one more the pool has less than half of its pages.
+@pytest.mark.parametrize("windows, states, pages, length, most", [
+    ((), 0, 13, PAGE + 8, 3), ((40,), 0, 45, PAGE + 8, 5), ((), 2, 57, PAGE - 8, 9)],
+    ids=["alone", "windows", "states"])
+def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkeypatch, windows,
+                                                                  states, pages, length, most):
     """As vLLM's own manager does: it admits none beside one that runs."""
-    running = {}
+    running, groups = {}, (PAGE, windows, states)
     for shared in False, True:
-        with testing.daemon(**geometry(n_pages=13, max_private_pages=13)) as daemon:
+        with testing.daemon(**geometry(n_pages=pages, max_private_pages=pages,
+                                       sides=trailing(*groups))) as daemon:
             monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
-            engine = Scheduler(folder, shared, pages=13, max_model_len=8 * PAGE, watermark=0.5)
-            for i in range(6):
-                engine.theirs.add_request(engine.request(f"{i}", prompt(i, PAGE + 8), 4))
+            engine = Scheduler(folder, shared, pages=pages, max_model_len=8 * PAGE, watermark=0.5,
+                               sides=specs(*groups))
+            for i in range(2 * most):
+                engine.theirs.add_request(engine.request(f"{i}", prompt(i, length), 4))
             for _ in range(3):
                 engine.finish(engine.theirs.schedule())
             running[shared] = len(engine.theirs.running)
             engine.run([])
             engine.theirs.shutdown()
-    assert running[True] == running[False] == 3
+    assert running == {False: most, True: most}
+
+
+@pytest.mark.parametrize("groups", [(PAGE, (), 0), (PAGE, (128,), 0), (PAGE, (), 3)],
+                         ids=["alone", "windows", "states"])
+def test_a_prompt_of_half_the_pool_is_served_and_reused(folder, monkeypatch, groups):
+    pages, half = 128, 64 * PAGE
+    with testing.daemon(**geometry(n_pages=pages, max_private_pages=pages,
+                                   sides=trailing(*groups))) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine = Scheduler(folder, True, pages=pages, max_model_len=half + PAGE,
+                           max_num_batched_tokens=512,
+                           sides=specs(*groups))
+        for i, reused in enumerate((0, half)):
+            before = engine.reused
+            engine.run([(f"{i}", prompt(1, half + 1), 2)])
+            assert engine.reused - before == reused
+        engine.theirs.shutdown()
 
 
 def test_what_the_pool_has_counts_as_no_external_cache(engine):
