@@ -14,7 +14,9 @@
  *     kvt_fetch_poll(client, &fetched)     now and then, or not at all
  *     kvt_submit(client, &begin)           when it is scheduled
  *
- * A store that is stopped or gone costs a few milliseconds now and then, never more.
+ * A store that is stopped or gone costs a few milliseconds now and then, never more. One that has a
+ * distributed store below it (kvtstored --helper) takes up to 100 ms for kvt_fetch(), which blocks
+ * nobody, and --helper-wait-ms for kvt_seq_begin().
  *
  * Where pages have side pages, a store loads up to a point, with all that this needs. So what it
  * promises can be reused, and BEGIN asks, too, if little is missing but the pool's point is gone.
@@ -51,7 +53,8 @@ struct kvt_fetched {
 int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin);
 
 /** Take one answer. Returns 1; 0: none has come. Never waits. Answered with 0 positions: what is
- * open longer than options->fetch_wait_ns, and what a store that is gone owes. Errors: -ECONNRESET
+ * open longer than options->fetch_wait_ns, or 150 ms where the store asks a distributed one, and
+ * what a store that is gone owes. Errors: -ECONNRESET
  * and the like: the daemon is gone. */
 int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched);
 

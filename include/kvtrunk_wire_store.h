@@ -37,8 +37,12 @@ struct kvt_store_welcome {
 	uint64_t instance[2]; /* of the daemon whose pool it fills */
 	uint32_t n_keys;      /* u32 elements of the key area */
 	uint32_t min_positions; /* fewer are not worth asking for */
+	uint32_t patience_ms; /* that an answer to a KVT_STORE_PATIENT ask may take; 0: none */
+	uint32_t reserved;
 };
-_Static_assert(sizeof(struct kvt_store_welcome) == 48, "kvt_store_welcome");
+_Static_assert(sizeof(struct kvt_store_welcome) == 56, "kvt_store_welcome");
+
+#define KVT_STORE_PATIENT 1u /* nobody waits for the answer: it may ask a distributed store */
 
 /** Ask for the keys at [keys_at, keys_at + n_keys) of the key area, in whole pages, behind what a
  * probe found: `anchor` is its last page, and (node, generation, positions) its handle; all 0: from
@@ -50,8 +54,10 @@ struct kvt_store_fetch {
 	uint32_t node, generation, positions;
 	uint32_t anchor;
 	uint32_t keys_at, n_keys;
+	uint32_t flags; /* KVT_STORE_PATIENT */
+	uint32_t reserved;
 };
-_Static_assert(sizeof(struct kvt_store_fetch) == 72, "kvt_store_fetch");
+_Static_assert(sizeof(struct kvt_store_fetch) == 80, "kvt_store_fetch");
 
 struct kvt_store_answer {
 	struct kvt_message head;

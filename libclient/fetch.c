@@ -29,6 +29,7 @@
 #define QUIET_NS 1000000000ll /* not asked for so long */
 #define LOAD_MS 1000u         /* for any load, beside a part for its length */
 #define MISSES 3u             /* in a row */
+#define ON_THE_WAY_MS 50u     /* of a patient answer, beside the store's patience */
 
 enum ask_state {
 	ASK_FREE = 0,
@@ -55,6 +56,7 @@ struct kvt_store_end {
 	uint64_t keys_bytes;
 	struct kvt_area area;
 	uint32_t min_positions;
+	uint32_t patience_ms; /* of the store */
 	struct ask asks[KVT_STORE_OPEN];
 };
 
@@ -140,6 +142,7 @@ static bool welcomed(const struct kvt_client *client, struct kvt_store_end *end,
 	end->keys = keys;
 	end->keys_bytes = bytes;
 	end->min_positions = welcome->min_positions;
+	end->patience_ms = welcome->patience_ms;
 	return true;
 }
 
@@ -330,7 +333,8 @@ static uint32_t least_positions(const struct kvt_client *client, const struct kv
 
 /* Send the keys behind a handle, n of them. False: not sent. */
 static bool send_ask(struct kvt_client *client, struct kvt_store_end *end, struct ask *ask,
-		     const struct kvt_request *begin, struct kvt_handle handle, uint32_t n)
+		     const struct kvt_request *begin, struct kvt_handle handle, uint32_t n,
+		     uint32_t flags)
 {
 	const struct kvt_opened *opened = &client->opened[begin->namespace_id];
 	struct kvt_store_fetch fetch = {
@@ -344,6 +348,7 @@ static bool send_ask(struct kvt_client *client, struct kvt_store_end *end, struc
 		.anchor = handle.positions ? last_page(client, handle) : 0,
 		.keys_at = ask->extent.at,
 		.n_keys = n,
+		.flags = flags,
 	};
 
 	if (handle.positions && !fetch.anchor)
@@ -355,7 +360,7 @@ static bool send_ask(struct kvt_client *client, struct kvt_store_end *end, struc
 
 /* Ask. 1, with the ask; 0: not asked; or -errno. Sets `start` to what the pool has. */
 static int ask_for(struct kvt_client *client, const struct kvt_request *begin, int64_t until_ns,
-		   struct kvt_handle *start, struct ask **ret_ask)
+		   uint32_t flags, struct kvt_handle *start, struct ask **ret_ask)
 {
 	struct kvt_store_end *end = client->store;
 	struct kvt_handle handle;
@@ -380,12 +385,14 @@ static int ask_for(struct kvt_client *client, const struct kvt_request *begin, i
 	if (missing == 0 || missing < least_positions(client, end, handle) ||
 	    !kvt_area_take(&end->area, missing, &ask->extent))
 		return 0;
-	if (!send_ask(client, end, ask, begin, handle, missing)) {
+	if (!send_ask(client, end, ask, begin, handle, missing, flags)) {
 		kvt_area_give(&end->area, ask->extent);
 		return 0;
 	}
 	ask->state = ASK_OPEN;
 	ask->due_ns = until_ns;
+	if (flags & KVT_STORE_PATIENT && end->patience_ms)
+		ask->due_ns += (end->patience_ms + ON_THE_WAY_MS) * 1000000ll;
 	ask->fetched = (struct kvt_fetched){ .user_data = begin->user_data, .cached = cached };
 	*ret_ask = ask;
 	return 1;
@@ -400,7 +407,8 @@ int kvt_fetch(struct kvt_client *client, const struct kvt_request *begin)
 
 	if (rc != 0 || !client->store)
 		return rc;
-	return ask_for(client, begin, kvt_now_ns() + client->store->wait_ns, &start, &ask);
+	return ask_for(client, begin, kvt_now_ns() + client->store->wait_ns, KVT_STORE_PATIENT,
+		       &start, &ask);
 }
 
 int kvt_fetch_poll(struct kvt_client *client, struct kvt_fetched *ret_fetched)
@@ -442,7 +450,7 @@ uint32_t kvt_client_fetch_now(struct kvt_client *client, const struct kvt_reques
 	if (client->timeout_ns > 0 && client->timeout_ns / 4 < wait_ns)
 		wait_ns = client->timeout_ns / 4;
 	until_ns = kvt_now_ns() + wait_ns;
-	if (ask_for(client, begin, until_ns, start, &ask) != 1)
+	if (ask_for(client, begin, until_ns, 0, start, &ask) != 1)
 		return 0;
 	do
 		receive_all(client, end);

@@ -21,7 +21,8 @@
 #include "store/serve.h"
 
 #define BACKLOG 64
-#define PARKED_MOST 64u /* each has its keys */
+#define PARKED_MOST 256u /* each has its keys, of which a peer has as many as its key area */
+#define PATIENCE_MS 100u /* of those whom no BEGIN waits for */
 
 struct kvt_peer {
 	struct kvt_peer *next;
@@ -185,6 +186,7 @@ static bool send_welcome(const struct kvt_server *server, int fd, int keys_fd)
 		.instance = { server->store->instance[0], server->store->instance[1] },
 		.n_keys = KVT_STORE_KEYS,
 		.min_positions = server->store->host->options.min_positions,
+		.patience_ms = server->store->host->remote ? PATIENCE_MS : 0,
 	};
 
 	return kvt_send_with_fd(fd, &welcome, sizeof(welcome), keys_fd);
@@ -294,15 +296,18 @@ static bool park(struct kvt_server *server, struct kvt_peer *peer,
 {
 	const struct kvt_store *store = server->store;
 	struct kvt_parked **end = &server->parked, *parked;
+	uint64_t wait_ns = store->host->options.remote.wait_ns;
 	uint32_t n;
 
 	if (!store->host->remote || !store->client || server->n_parked == PARKED_MOST)
 		return false;
+	if (ask->flags & KVT_STORE_PATIENT && wait_ns < PATIENCE_MS * 1000000ull)
+		wait_ns = PATIENCE_MS * 1000000ull;
 	parked = malloc(sizeof(*parked) + ask->n_keys * sizeof(*parked->keys));
 	if (!parked)
 		return false;
 	*parked = (struct kvt_parked){ .peer = peer, .ask = *ask, .since_ns = since_ns,
-				       .until_ns = since_ns + store->host->options.remote.wait_ns };
+				       .until_ns = since_ns + wait_ns };
 	kvt_racy_copy(parked->keys, peer->keys + ask->keys_at, ask->n_keys);
 	n = kvt_load_missing(store, ask, parked->keys, server->names, KVT_HELPER_PAGES);
 	kvt_tier_lock(store->tier);

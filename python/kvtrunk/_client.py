@@ -950,7 +950,8 @@ class Client(Owner):
 
     def fetched(self) -> Optional[Fetched]:
         """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
-        than connect()'s fetch_wait is answered with 0 positions."""
+        than connect()'s fetch_wait, or 0.15 s where the store asks a distributed one, is answered with 0
+        positions."""
         found, first = self._fetched, None
         try:
             with self._lock:

@@ -333,7 +333,8 @@ class Ring(Owner):
     @_whole
     def fetch(self, namespace: int, keys: Any, root_key: int = 0, min_positions: int = 0) -> int:
         """Have a store load what the pool lacks of a prompt. Returns a ticket for notice(), which
-        comes within connect()'s fetch_wait; 0: no store was asked. min_positions: with fewer keys
+        comes within connect()'s fetch_wait, or 0.15 s where the store asks a distributed one; 0: no
+        store was asked. min_positions: with fewer keys
         none is. ConnectionLost, Error."""
         self._reap_fetched()
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)

@@ -14,6 +14,7 @@
  *
  * Its folder has a file `log` with a line for each request: kind and pages. */
 #include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,6 +109,8 @@ static void serve(const struct kvt_helper_request *request)
 	fclose(log);
 	if (is_bad("silent") || (is_bad("closed") && request->head.type != KVT_HELPER_EXISTS))
 		return;
+	if (is_bad("slow") && request->head.type == KVT_HELPER_EXISTS)
+		poll(NULL, 0, 30); /* a backend that takes so long, in ms */
 	if (is_bad("exit") && request->head.type == KVT_HELPER_GET)
 		exit(0);
 	for (uint32_t i = 0; i < request->n_pages; i++)

@@ -5,6 +5,7 @@
  * Invariants: what is loaded in B has its bytes; whatever the helpers do, both audits are clean. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,13 @@ static int start_behind_a_gate(void **state)
 static int start_impatient(void **state)
 {
 	return start_with(NULL, "4");
+}
+
+/* The worker of B waits for no store that has none below it. */
+static int start_hasty(void **state)
+{
+	b.fetch_wait_ns = 1;
+	return start_impatient(state);
 }
 
 static int start_with_other_pages(void **state)
@@ -273,6 +281,33 @@ TEST_WITH(a_fetch_does_not_wait_for_one_that_is_silent, start_impatient, stop)
 	for (uint32_t i = 0; i < 1000; i++)
 		kvt_test_equal(kvt_test_side_fetch(&b, keys, N), 0);
 	make_good("silent");
+}
+
+/* Prompts that the first worker computed, of which the second one asks for all. */
+TEST_WITH(a_fetch_that_blocks_nobody_waits_for_a_slow_one, start_hasty, stop)
+{
+	static uint32_t keys[14][N];
+	struct kvt_fetched fetched;
+
+	for (uint32_t i = 0; i < 14; i++)
+		keep_in_a(keys[i], 160 + i);
+	make_bad("slow");
+	for (uint32_t i = 0; i < 14; i++) {
+		struct kvt_request begin = { .namespace_id = b.space, .keys = keys[i],
+					     .n_keys = N };
+
+		while (kvt_fetch(b.worker, &begin) != 1) /* not connected yet */
+			poll(NULL, 0, 1);
+		while (kvt_fetch_poll(b.worker, &fetched) == 0)
+			poll(NULL, 0, 1);
+		kvt_test_equal(fetched.positions, N);
+		while (kvt_test_store_status(&b.peer).open_loads > 0)
+			;
+		kvt_test_side_evict(&b);
+	}
+	kvt_test_equal(kvt_test_store_status(&b.peer).loads, 14);
+	b.fetch_wait_ns = 0;
+	make_good("slow");
 }
 
 TEST_WITH(a_slow_one_loses_pages_and_delays_no_copy, start_impatient, stop)
