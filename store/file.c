@@ -341,13 +341,14 @@ static void entered(void *self, uint32_t entry)
 
 	uint32_t slot = kvt_slots_find(&file->slots, &page);
 
-	if (slot && is_old(file, slot)) { /* it is to be written again */
+	/* Without a slot it is as it was: it may be being written. */
+	if (slot && is_old(file, slot)) {
 		kvt_slots_forget(&file->slots, slot);
-		slot = 0;
-	}
-	e->kept = slot != 0;
-	if (slot)
+		e->kept = 0;
+	} else if (slot) {
 		kvt_slots_use(&file->slots, slot);
+		e->kept = 1;
+	}
 	e->used |= kvt_ghost_has(&file->ghost, &page);
 }
 

@@ -102,7 +102,7 @@ static void *fill(void *self)
 	return NULL;
 }
 
-/* Allocate the begin of the memory, and what is behind the records, then the rest by a thread. */
+/* Allocate the begin of the memory, and what is behind the records. */
 static int allocate(struct kvt_host *host, struct kvt_error *why)
 {
 	struct kvt_tier *tier = &host->tier;
@@ -118,11 +118,17 @@ static int allocate(struct kvt_host *host, struct kvt_error *why)
 				      strerror(-rc));
 	host->filled_bytes = first;
 	host->filled = first == tier->ram_bytes;
-	if (host->filled)
-		return 0;
-	kvt_index_limit(&tier->index, (uint32_t)(first / tier->record_bytes));
-	rc = kvt_store_thread(&host->filler, fill, host);
-	host->has_filler = rc == 0;
+	if (!host->filled)
+		kvt_index_limit(&tier->index, (uint32_t)(first / tier->record_bytes));
+	return 0;
+}
+
+/* Have a thread allocate the rest. */
+static int start_filler(struct kvt_host *host, struct kvt_error *why)
+{
+	int rc = host->filled ? 0 : kvt_store_thread(&host->filler, fill, host);
+
+	host->has_filler = !host->filled && rc == 0;
 	return rc == 0 ? 0 : kvt_store_fail(why, rc, "cannot start a thread: %s", strerror(-rc));
 }
 
@@ -143,7 +149,9 @@ void kvt_store_pin(struct kvt_store *store)
 static void release_tiers(struct kvt_host *host)
 {
 	kvt_file_close(host->file, NULL, 0);
+	kvt_remote_close(host->remote);
 	host->file = NULL;
+	host->remote = NULL;
 	kvt_tier_destroy(&host->tier);
 }
 
@@ -176,6 +184,8 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 		if (kvt_remote_open(&host->remote, &host->tier, &options->remote) != 0)
 			rc = kvt_store_fail(why, -ENOMEM, "no memory for a helper");
 	}
+	if (rc == 0)
+		rc = start_filler(host, why);
 	if (rc != 0)
 		release_tiers(host);
 	return rc;

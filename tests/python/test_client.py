@@ -666,7 +666,7 @@ def test_the_module_tells_what_is_there(shared, child):
         lost = subprocess.run([sys.executable, "-m", "kvtrunk", "--socket", "/nowhere"], text=True,
                               stdout=full, stderr=subprocess.PIPE, check=False)
     assert (lost.returncode, lost.stderr) == (
-        1, "kvtrunk: cannot write the output: No space left on device\n")
+        1, "kvtrunk: standard output: No space left on device\n")
     quiet = child(shared, "say(sorted(set(sys.modules) & {'numpy', 'torch', 'asyncio', 'ctypes'}))")
     assert "numpy" not in quiet.hear()
 

@@ -463,6 +463,20 @@ TEST_WITH(what_is_too_old_is_not_read_and_written_again, start, stop)
 	settle();
 }
 
+/* As an instance that has it again while it leaves the memory, too old. */
+TEST_WITH(a_page_that_comes_again_while_it_is_written_is_written_once, start, stop)
+{
+	uint32_t entry = put(1);
+
+	assert_true(leave(entry));
+	tier.below[0].entered(file, entry);
+	assert_true(tier.index.entries[entry].kept);
+	settle();
+	assert_false(leave(entry));
+	assert_int_equal(file->written, 1);
+	assert_int_equal(file->slots.n_found, 1);
+}
+
 /* More pages than a group, whose names a start reads. */
 #define MANY (3 * KVT_SLOTS_GROUP + 10)
 
