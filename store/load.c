@@ -666,6 +666,8 @@ static bool advance(struct kvt_store *store, struct kvt_load *load)
 bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
+	/* Before the looks: what arrives behind them is seen by those of the next turn. */
+	bool moves = load && kvt_tier_moves(store->tier);
 	uint64_t before = store->begun;
 
 	while (load) {
@@ -676,7 +678,7 @@ bool kvt_load_turn(struct kvt_store *store)
 		load = next;
 	}
 	/* With nothing on its way, loads wait for what the pages of each other occupy. */
-	if (!store->loads.first || kvt_tier_moves(store->tier))
+	if (!store->loads.first || moves)
 		return false;
 	end(store, store->loads.first, true);
 	return true;
