@@ -879,7 +879,7 @@ static void disown(struct kvt_daemon *daemon)
 		daemon->members[i].kept = false;
 }
 
-/* Take a new lock. If its holder lives and its socket does not, say how to get at it. */
+/* Take a new lock. If its holder lives and has no socket, say why that may be. */
 static int take_new_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
@@ -890,8 +890,9 @@ static int take_new_lock(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = kvt_lock_take(&daemon->lock, config->runtime_dir, config->instance, &stale, why,
 			      KVT_WHY_BYTES);
 	if (error == -EADDRINUSE && socket_path(config, path) == 0 && lstat(path, &there) != 0) {
-		snprintf(text, sizeof(text), "; its socket %s is gone: kill -HUP %d makes it again",
-			 path, (int)daemon->lock.holder);
+		snprintf(text, sizeof(text), "; it has no socket %s: it starts or stops; if it "
+			 "does neither, kill -HUP %d makes it again", path,
+			 (int)daemon->lock.holder);
 		strlcat(why, text, KVT_WHY_BYTES);
 	}
 	return error;

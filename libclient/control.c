@@ -112,8 +112,9 @@ static void explain_absence(const char *path, char *text, size_t size)
 			 "user can have it made again by SIGHUP; else start kvtrunkd", stem, path);
 	pid = file && fgets(line, sizeof(line), file) ? strtol(line, NULL, 10) : 0;
 	if (pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM))
-		snprintf(text, size, "its daemon lives, pid %ld, and only the socket is gone: kill "
-			 "-HUP %ld makes it again, or its log says why it cannot", pid, pid);
+		snprintf(text, size, "its daemon, pid %ld, starts or stops: try again. If it does "
+			 "neither, its socket was removed: kill -HUP %ld makes it again, or its "
+			 "log says why it cannot", pid, pid);
 	if (file)
 		fclose(file);
 }

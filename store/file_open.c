@@ -89,8 +89,14 @@ static int empty(struct kvt_file *file, struct kvt_error *why)
 	return 0;
 }
 
-/* Read the head into file->head. n_slots 0: there is none, the file is empty, all zero, or was of
- * another version. */
+/* True if nothing was written to the file: a start that was killed may have allocated it. */
+static bool is_blank(const struct kvt_file *file)
+{
+	return lseek(file->fd, 0, SEEK_DATA) < 0 && errno == ENXIO;
+}
+
+/* Read the head into file->head. n_slots 0: there is none, the file is blank, or was of another
+ * version. */
 static int read_head(struct kvt_file *file, struct kvt_error *why)
 {
 	static const struct kvt_file_head none;
@@ -105,7 +111,7 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 				      "path, or remove it", file->path);
 	if (n > 0)
 		memcpy(&file->head, file->head_block, sizeof(file->head));
-	if (memcmp(&file->head, &none, sizeof(none)) == 0)
+	if (n == 0 || is_blank(file))
 		return 0;
 	if (memcmp(file->head.magic, HEAD_MAGIC, sizeof(file->head.magic)) != 0)
 		return kvt_store_fail(why, -EDOM, "%s is no file of a store: choose another "
@@ -586,6 +592,10 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 		write_paths(file, ends, n, stop);
 		n = list_unkept(ram, ends);
 	} while (n > 0 && file->written > before);
+	if (n > 0)
+		fprintf(stderr, "kvtstored: %u pages of memory are not in %s: %s\n", n, file->path,
+			kvt_file_is_closed(file) ? "its disk fails" : must_end(file, stop) ?
+			"it was to end before that (--stop-seconds)" : "it is full");
 	free(ends);
 }
 

@@ -85,17 +85,27 @@ static bool are_one(const struct kvt_store_at *one, const struct kvt_store_at *o
 
 #define N(name) ((unsigned long long)status->name)
 
+/* Write "within 2 ms", or from where on the last bucket is. */
+static const char *bound_text(uint64_t ns, char *buffer, size_t bytes)
+{
+	const uint64_t open_ns = 1ull << (KVT_STORE_TIME_SHIFT + KVT_STORE_TIME_BUCKETS - 2);
+	char age[16];
+
+	snprintf(buffer, bytes, "%s %s", ns == UINT64_MAX ? "over" : "within",
+		 kvt_age_text(ns == UINT64_MAX ? open_ns : ns, age, sizeof(age)));
+	return buffer;
+}
+
 /* Write how long something takes, "" if it never happened. */
 static const char *time_text(const struct kvt_store_time *time, char *buffer, size_t bytes)
 {
-	uint64_t half_ns = kvt_store_time_ns(time, 0.5);
-	char half[16], most[16];
+	char half[24], most[24];
 
 	buffer[0] = '\0';
-	if (half_ns)
-		snprintf(buffer, bytes, ", half of them within %s, 99 %% within %s",
-			 kvt_age_text(half_ns, half, sizeof(half)),
-			 kvt_age_text(kvt_store_time_ns(time, 0.99), most, sizeof(most)));
+	if (kvt_store_time_ns(time, 0.5))
+		snprintf(buffer, bytes, ", half of them %s, 99 %% %s",
+			 bound_text(kvt_store_time_ns(time, 0.5), half, sizeof(half)),
+			 bound_text(kvt_store_time_ns(time, 0.99), most, sizeof(most)));
 	return buffer;
 }
 

@@ -172,14 +172,26 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 
 uint64_t kvt_store_time_ns(const struct kvt_store_time *time, double share)
 {
-	return kvt_quantile_ns(time->buckets, KVT_STORE_TIME_BUCKETS, KVT_STORE_TIME_SHIFT, share);
+	const unsigned int last = KVT_STORE_TIME_SHIFT + KVT_STORE_TIME_BUCKETS - 1;
+	uint64_t ns = kvt_quantile_ns(time->buckets, KVT_STORE_TIME_BUCKETS, KVT_STORE_TIME_SHIFT,
+				      share);
+
+	return ns == 1ull << last ? UINT64_MAX : ns;
+}
+
+static void put_quantile(struct kvt_json *json, const char *name, uint64_t ns)
+{
+	if (ns == 0 || ns == UINT64_MAX)
+		kvt_json_null(json, name);
+	else
+		kvt_json_u64(json, name, ns);
 }
 
 static void put_time(struct kvt_json *json, const char *name, const struct kvt_store_time *time)
 {
 	kvt_json_open(json, name, '{');
-	kvt_json_u64(json, "p50_ns", kvt_store_time_ns(time, 0.5));
-	kvt_json_u64(json, "p99_ns", kvt_store_time_ns(time, 0.99));
+	put_quantile(json, "p50_ns", kvt_store_time_ns(time, 0.5));
+	put_quantile(json, "p99_ns", kvt_store_time_ns(time, 0.99));
 	kvt_json_u64(json, "sum_ns", time->sum_ns);
 	kvt_json_open(json, "histogram_16384ns_log2", '[');
 	for (unsigned int i = 0; i < KVT_STORE_TIME_BUCKETS; i++)

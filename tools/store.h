@@ -41,7 +41,8 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
  * store is up for an hour, before that since its start. Returns `buffer`. */
 const char *kvt_store_wear_text(const struct kvt_store_status *status, char *buffer, size_t bytes);
 
-/** Return the end of the bucket that this share of the times is up to, 0: there are none. */
+/** Return the end of the bucket that this share of the times is up to, 0: there are none.
+ * UINT64_MAX: it is the last one, which has no end. */
 uint64_t kvt_store_time_ns(const struct kvt_store_time *time, double share);
 /** Add the counts and times by name to the open object. */
 void kvt_json_store(struct kvt_json *json, const struct kvt_store_status *status);

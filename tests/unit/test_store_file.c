@@ -889,6 +889,27 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 	must_say(-EINVAL, "No such file");
 }
 
+/* Others begin with zeros, too. */
+TEST_WITH(a_file_that_begins_with_zeros_is_no_empty_one, start_closed, stop)
+{
+	char text[4096] = "precious", there[4096];
+	int fd;
+
+	unlink(path);
+	close(open(path, O_WRONLY | O_CREAT, 0600));
+	assert_int_equal(truncate(path, 8 * 4096), 0);
+	damage(4 * 4096, text, sizeof(text));
+	must_say(-EDOM, "no file of a store");
+	fd = open(path, O_RDONLY);
+	assert_int_equal(pread(fd, there, sizeof(there), 4 * 4096), sizeof(there));
+	assert_memory_equal(there, text, sizeof(there));
+	close(fd);
+	unlink(path); /* as a start leaves it that is killed while it allocates */
+	close(open(path, O_WRONLY | O_CREAT, 0600));
+	assert_int_equal(truncate(path, 8 * 4096), 0);
+	assert_int_equal(open_file(), 0);
+}
+
 TEST_WITH(pages_of_another_size_are_kept_for_their_model, start_closed, stop)
 {
 	assert_int_equal(kvt_tier_init(&tier, RAM_PAGES * RECORD * 2, RECORD * 2, 0), 0);
