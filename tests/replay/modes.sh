@@ -3,7 +3,8 @@
 # Disabled, force-miss, every policy, other formats; the served file; bad options.
 . "$(dirname "$0")/lib.sh"
 
-generate=(--format generate --seed 4 --sessions 16 --requests 200 --pages 3000)
+large=(--format generate --seed 4 --sessions 16 --requests 200)
+generate=("${large[@]}" --pages 3000)
 
 replay "${generate[@]}" --disabled
 sound
@@ -70,7 +71,7 @@ replay --format jsonl "$work/t" --page-size 8 --lockstep --served "$work/served"
 
 # Sub-agents that start together, on one device: BEGINs wait for each other, and the oracle agrees
 # that each had to. Positions reused or taken over were not computed.
-replay "${generate[@]}" --pages 20000 --bursts 6 --workers 8 --prefill-rate 2000000 \
+replay "${large[@]}" --pages 20000 --bursts 6 --workers 8 --prefill-rate 2000000 \
 	--coalesce 60000 --no-private --log "$work/log"
 sound
 above requests 200
