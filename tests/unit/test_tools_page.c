@@ -30,11 +30,12 @@ static size_t expect_same(struct world *w)
 
 	for (uint32_t id = 1; id < w->config.max_nodes; id++) {
 		const struct kvt_node *node = &w->core->nodes[id];
-		const uint32_t *row = nodes.nodes[n].row;
+		const uint32_t *row;
 
 		if (!kvt_node_live(w->core, id))
 			continue;
-		assert_true(n++ < nodes.n);
+		assert_true(n < nodes.n);
+		row = nodes.nodes[n++].row;
 		assert_int_equal(FIELD(row, node), id);
 		assert_int_equal(FIELD(row, parent), node->parent);
 		assert_int_equal(FIELD(row, namespace), node->namespace_id);
