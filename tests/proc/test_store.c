@@ -176,7 +176,7 @@ TEST_WITH(it_serves_while_its_memory_comes, start_without_store, stop)
 	uint32_t keys[N], room;
 
 	kvt_test_keys(keys, N, 1);
-	start_store("256M");
+	kvt_test_side_store(&own, "256M", NULL);
 	record = kvt_client_info(own.worker)->page_bytes;
 	room = kvt_test_store_status(&own.peer).room_pages;
 	kvt_test_check(room >= first / record);
