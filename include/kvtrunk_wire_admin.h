@@ -114,7 +114,8 @@ struct kvt_starts {
 	uint64_t cold[KVT_COLD_COUNT];
 };
 
-#define KVT_HISTOGRAM_BUCKETS 24 /* powers of two of 64 ns: 64 ns .. 0.5 s */
+#define KVT_HISTOGRAM_BUCKETS 24
+#define KVT_HISTOGRAM_SHIFT 6 /* powers of two of 64 ns: 64 ns .. 0.5 s */
 
 struct kvt_admin_status {
 	struct kvt_counters counters;

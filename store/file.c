@@ -34,10 +34,14 @@ uint64_t kvt_file_slot_bytes(const struct kvt_file *file)
 	return KVT_FILE_BLOCK + file->tier->record_bytes;
 }
 
+uint64_t kvt_file_group_bytes(const struct kvt_file *file)
+{
+	return KVT_FILE_BLOCK + KVT_SLOTS_GROUP * kvt_file_slot_bytes(file);
+}
+
 uint64_t kvt_file_group_at(const struct kvt_file *file, uint32_t group)
 {
-	return KVT_FILE_BLOCK + group * (KVT_FILE_BLOCK +
-					 KVT_SLOTS_GROUP * kvt_file_slot_bytes(file));
+	return KVT_FILE_BLOCK + group * kvt_file_group_bytes(file);
 }
 
 uint64_t kvt_file_slot_at(const struct kvt_file *file, uint32_t slot)

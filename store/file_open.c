@@ -45,14 +45,12 @@ static uint64_t bytes_for(const struct kvt_file *file, uint64_t n_slots)
 /* Slots that a file of this size has. */
 static uint64_t slots_in(const struct kvt_file *file, uint64_t bytes)
 {
-	uint64_t slot = kvt_file_slot_bytes(file), group = kvt_file_group_at(file, 1) -
-							   kvt_file_group_at(file, 0);
 	uint64_t left = bytes > KVT_FILE_BLOCK ? bytes - KVT_FILE_BLOCK : 0;
-	uint64_t n = left / group * KVT_SLOTS_GROUP;
+	uint64_t n = left / kvt_file_group_bytes(file) * KVT_SLOTS_GROUP;
 
-	left %= group;
+	left %= kvt_file_group_bytes(file);
 	if (left > KVT_FILE_BLOCK)
-		n += (left - KVT_FILE_BLOCK) / slot;
+		n += (left - KVT_FILE_BLOCK) / kvt_file_slot_bytes(file);
 	return n < KVT_SLOTS_MAX ? n : KVT_SLOTS_MAX;
 }
 
@@ -311,7 +309,7 @@ static int read_headers(struct kvt_file *file, uint32_t group, uint8_t *blocks)
 /* Read the names of all groups. Returns an error of the ring. */
 static int read_names(struct kvt_file *file)
 {
-	uint64_t at = kvt_file_group_at(file, 0), step = kvt_file_group_at(file, 1) - at;
+	uint64_t step = kvt_file_group_bytes(file);
 	uint32_t n = kvt_slots_groups(&file->slots), group, some;
 	struct kvt_progress_line line;
 	int rc = 0;
@@ -319,7 +317,7 @@ static int read_names(struct kvt_file *file)
 	kvt_progress_begin(&line, false);
 	for (group = 0; rc == 0 && group < n; group += some) {
 		some = n - group < GROUPS_AT_ONCE ? n - group : GROUPS_AT_ONCE;
-		rc = read_blocks(file, at + group * step, step, some,
+		rc = read_blocks(file, kvt_file_group_at(file, group), step, some,
 				 (uint8_t *)file->slots.names + (size_t)group * KVT_FILE_BLOCK);
 		if (kvt_progress_due(&line))
 			kvt_progress_print(&line, "kvtstored: reading %s, %u of %u blocks of names",

@@ -84,6 +84,8 @@ struct kvt_file {
 
 /** Bytes of a slot with its header. */
 uint64_t kvt_file_slot_bytes(const struct kvt_file *file);
+/** Bytes of a whole group. */
+uint64_t kvt_file_group_bytes(const struct kvt_file *file);
 /** Where the names of a group are, and a slot. */
 uint64_t kvt_file_group_at(const struct kvt_file *file, uint32_t group);
 uint64_t kvt_file_slot_at(const struct kvt_file *file, uint32_t slot);

@@ -30,11 +30,11 @@ int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
 		.entries = calloc(n_entries + 1ull, sizeof(struct kvt_index_entry)),
 		.n_entries = n_entries,
 	};
-	index->table = (struct kvt_table){
+	index->table = (struct kvt_hash){
 		.keys = (const uint8_t *)&index->entries[1], .counts = counts, .self = index,
 		.stride = sizeof(struct kvt_index_entry),
 	};
-	if (!index->entries || kvt_table_init(&index->table, n_entries) != 0) {
+	if (!index->entries || kvt_hash_init(&index->table, n_entries) != 0) {
 		kvt_index_destroy(index);
 		return -ENOMEM;
 	}
@@ -65,7 +65,7 @@ void kvt_index_grow(struct kvt_index *index, uint32_t n)
 void kvt_index_destroy(struct kvt_index *index)
 {
 	free(index->entries);
-	kvt_table_destroy(&index->table);
+	kvt_hash_destroy(&index->table);
 	*index = (struct kvt_index){ .entries = NULL };
 }
 
@@ -142,7 +142,7 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page)
 {
-	return kvt_table_find(&index->table, page->digest);
+	return kvt_hash_find(&index->table, page->digest);
 }
 
 void kvt_index_touch(struct kvt_index *index, uint32_t entry)
@@ -162,7 +162,7 @@ static void withdraw(struct kvt_index *index, uint32_t entry)
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
 
 	KVT_ASSERT(e->pins == 0);
-	kvt_table_remove(&index->table, entry);
+	kvt_hash_remove(&index->table, entry);
 	unlink_entry(index, entry);
 	leave_front(index, entry);
 	e->state = KVT_INDEX_PRIVATE;
@@ -177,7 +177,7 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	if (entry) {
 		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !kvt_index_is_found(index, entry));
 		if (e->state == KVT_INDEX_FOUND)
-			kvt_table_remove(&index->table, entry);
+			kvt_hash_remove(&index->table, entry);
 		index->first_free = e->older;
 		e->state = KVT_INDEX_PRIVATE;
 		leave_front(index, entry); /* of an earlier round: it may be free now, too */
@@ -197,7 +197,7 @@ void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
 
 	memcpy(e->key, page->digest, sizeof(e->key));
-	kvt_table_add(&index->table, entry);
+	kvt_hash_add(&index->table, entry);
 	e->state = KVT_INDEX_FOUND;
 	e->round = index->round;
 	e->used = e->first = e->kept = e->passed = 0;

@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #include "store/chain.h"
-#include "store/table.h"
+#include "store/hash.h"
 
 #define KVT_INDEX_MAX (1u << 30)
 
@@ -51,7 +51,7 @@ struct kvt_index_entry {
 
 struct kvt_index {
 	struct kvt_index_entry *entries; /* [1, n_entries] */
-	struct kvt_table table;
+	struct kvt_hash table;
 	uint32_t n_entries;
 	uint32_t n_ready; /* of these, that can be taken */
 	uint32_t first_free, oldest, youngest; /* entries, 0: none */

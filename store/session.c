@@ -70,12 +70,20 @@ int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
 	return -rc;
 }
 
+/* Bytes that a start allocates before it serves. */
+static uint64_t first_bytes(const struct kvt_tier *tier)
+{
+	uint64_t first = tier->record_bytes > ALLOCATE_BYTES ? tier->record_bytes : ALLOCATE_BYTES;
+
+	return first < tier->ram_bytes ? first : tier->ram_bytes;
+}
+
 /* Allocate what is not there yet, and use it part by part. The thread of a start. */
 static void *fill(void *self)
 {
 	struct kvt_host *host = self;
 	struct kvt_tier *tier = &host->tier;
-	uint64_t at = host->filled_bytes, end;
+	uint64_t at = first_bytes(tier), end;
 	struct kvt_progress_line line;
 	int rc = 0;
 
@@ -106,17 +114,15 @@ static void *fill(void *self)
 static int allocate(struct kvt_host *host, struct kvt_error *why)
 {
 	struct kvt_tier *tier = &host->tier;
-	uint64_t first = tier->record_bytes > ALLOCATE_BYTES ? tier->record_bytes : ALLOCATE_BYTES;
+	uint64_t first = first_bytes(tier);
 	int rc = populate(tier, tier->ram_bytes, tier->mapped_bytes);
 
-	first = first < tier->ram_bytes ? first : tier->ram_bytes;
 	if (rc == 0)
 		rc = populate(tier, 0, first);
 	if (rc != 0)
 		return kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
 				      "--ram-bytes smaller", (unsigned long long)tier->ram_bytes,
 				      strerror(-rc));
-	host->filled_bytes = first;
 	host->filled = first == tier->ram_bytes;
 	if (!host->filled)
 		kvt_index_limit(&tier->index, (uint32_t)(first / tier->record_bytes));

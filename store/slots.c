@@ -56,19 +56,19 @@ int kvt_slots_init(struct kvt_slots *slots, uint32_t n)
 		slots->names = NULL;
 		return -ENOMEM;
 	}
-	slots->table = (struct kvt_table){
+	slots->table = (struct kvt_hash){
 		.keys = slots->names->key, .stride = sizeof(struct kvt_slot_name),
 		.counts = counts, .self = slots,
 	};
 	slots->back = calloc(n / 64 + 1, sizeof(*slots->back));
-	return slots->back ? kvt_table_init(&slots->table, n) : -ENOMEM;
+	return slots->back ? kvt_hash_init(&slots->table, n) : -ENOMEM;
 }
 
 void kvt_slots_destroy(struct kvt_slots *slots)
 {
 	if (slots->names)
 		munmap(slots->names, bytes_of_names(slots));
-	kvt_table_destroy(&slots->table);
+	kvt_hash_destroy(&slots->table);
 	free(slots->back);
 	*slots = (struct kvt_slots){ .names = NULL };
 }
@@ -77,7 +77,7 @@ void kvt_slots_destroy(struct kvt_slots *slots)
 
 uint32_t kvt_slots_find(const struct kvt_slots *slots, const struct kvt_chain *page)
 {
-	return kvt_table_find(&slots->table, page->digest);
+	return kvt_hash_find(&slots->table, page->digest);
 }
 
 struct kvt_chain kvt_slots_page(const struct kvt_slots *slots, uint32_t slot)
@@ -117,7 +117,7 @@ void kvt_slots_forget(struct kvt_slots *slots, uint32_t slot)
 
 	if (!name->number || name->number == KVT_SLOT_FAILED)
 		return;
-	kvt_table_remove(&slots->table, slot);
+	kvt_hash_remove(&slots->table, slot);
 	slots->n_found -= kvt_slots_has(slots, slot);
 	*name = (struct kvt_slot_name){ .number = 0 };
 }
@@ -137,7 +137,7 @@ void kvt_slots_publish(struct kvt_slots *slots, uint32_t slot, const struct kvt_
 	KVT_ASSERT(!name->number && number >= slots->first);
 	*name = (struct kvt_slot_name){ .number = number, .time = time };
 	memcpy(name->key, page->digest, sizeof(name->key));
-	kvt_table_add(&slots->table, slot);
+	kvt_hash_add(&slots->table, slot);
 	slots->n_found++;
 }
 

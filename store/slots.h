@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #include "store/chain.h"
-#include "store/table.h"
+#include "store/hash.h"
 
 #define KVT_SLOTS_MAX (1u << 30)
 #define KVT_SLOTS_GROUP 128u
@@ -36,7 +36,7 @@ struct kvt_slot_name {
 
 struct kvt_slots {
 	struct kvt_slot_name *names; /* slot s at s - 1, in whole groups */
-	struct kvt_table table;
+	struct kvt_hash table;
 	uint64_t *back; /* a bit a slot: its page came back since it was written or passed */
 	uint32_t n, n_found, n_failed;
 	uint32_t next;         /* slot that is written next */

@@ -68,7 +68,6 @@ struct kvt_host {
 	pthread_t filler;       /* allocates its memory, until it is `filled` */
 	bool has_filler, filled; /* `filled`: atomic */
 	bool pinned;            /* for devices; atomic */
-	uint64_t filled_bytes;  /* before the filler began */
 	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
 	struct kvt_remote *remote; /* NULL: none */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */

@@ -150,7 +150,8 @@ static void print_histogram(struct kvt_text *text, const char *name, const char 
 static void print_operation(struct kvt_text *text, const struct kvt_admin_status *status, int op)
 {
 	print_histogram(text, "kvtrunk_operation_duration_seconds", kvt_op_name(op),
-			status->op_histogram[op], KVT_HISTOGRAM_BUCKETS, 6, status->op_ns[op]);
+			status->op_histogram[op], KVT_HISTOGRAM_BUCKETS,
+			KVT_HISTOGRAM_SHIFT, status->op_ns[op]);
 }
 
 static void print_store_time(struct kvt_text *text, const char *field,

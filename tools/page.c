@@ -13,6 +13,7 @@
 #include "libclient/state.h"
 #include "tools/page_tree.h"
 #include "tools/records.h"
+#include "tools/socket.h"
 #include "tools/store.h"
 
 #define LATENCY_NS 60000000000ull
@@ -305,31 +306,13 @@ static void print_status(const struct kvt_page *page, const struct kvt_admin_sta
 	print_latencies(page, status, json);
 }
 
-/* True if /proc shows a process and says that it is stopped or traced. */
-static bool is_stopped(int32_t pid)
-{
-	char path[32], line[512], *state;
-	FILE *file;
-	size_t n;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	file = fopen(path, "re");
-	if (!file)
-		return false;
-	n = fread(line, 1, sizeof(line) - 1, file);
-	fclose(file);
-	line[n] = '\0';
-	state = strrchr(line, ')'); /* the name in front may hold anything */
-	return state && (strncmp(state, ") T", 3) == 0 || strncmp(state, ") t", 3) == 0);
-}
-
 static void print_sessions(const struct kvt_page *page, struct kvt_admin_client *clients,
 			   uint32_t n, struct kvt_json *json)
 {
 	/* By place in the list that follows. */
 	kvt_json_open(json, "stopped", '[');
 	for (uint32_t i = 0; i < n; i++)
-		if (clients[i].pid > 0 && is_stopped(clients[i].pid))
+		if (clients[i].pid > 0 && kvt_process_stopped(clients[i].pid))
 			kvt_json_u64(json, NULL, i);
 	kvt_json_close(json, ']');
 	kvt_json_open(json, "sessions", '[');

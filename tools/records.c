@@ -147,7 +147,7 @@ uint64_t kvt_quantile_ns(const uint64_t *buckets, unsigned int n, unsigned int s
 
 uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)
 {
-	return kvt_quantile_ns(buckets, KVT_HISTOGRAM_BUCKETS, 6, share);
+	return kvt_quantile_ns(buckets, KVT_HISTOGRAM_BUCKETS, KVT_HISTOGRAM_SHIFT, share);
 }
 
 /* A member's place is reserved before it connects. */

@@ -101,22 +101,28 @@ static pid_t listener_of(const char *path)
 	return peer.pid;
 }
 
+bool kvt_process_stopped(int32_t pid)
+{
+	char path[32], line[512], *state;
+	FILE *file;
+	size_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	n = fread(line, 1, sizeof(line) - 1, file);
+	fclose(file);
+	line[n] = '\0';
+	state = strrchr(line, ')'); /* the name in front may hold anything */
+	return state && (strncmp(state, ") T", 3) == 0 || strncmp(state, ") t", 3) == 0);
+}
+
 int kvt_socket_stopped(const char *path)
 {
 	pid_t pid = listener_of(path);
-	char name[40], line[512] = "";
-	const char *state;
-	FILE *file;
 
-	snprintf(name, sizeof(name), "/proc/%d/stat", (int)pid);
-	file = pid > 0 ? fopen(name, "re") : NULL;
-	if (!file)
-		return 0;
-	if (!fgets(line, sizeof(line), file))
-		line[0] = '\0';
-	fclose(file);
-	state = strrchr(line, ')'); /* behind the name, which may have anything in it */
-	return state && (state[2] == 'T' || state[2] == 't') ? (int)pid : 0;
+	return pid > 0 && kvt_process_stopped(pid) ? (int)pid : 0;
 }
 
 bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd)

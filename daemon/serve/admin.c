@@ -27,7 +27,6 @@
 
 /* Records scanned for one answer. Bounds it to 0.1 ms, however sparse the table is. */
 #define SCAN_PER_PAGE 2048u
-#define HISTOGRAM_UNIT_BITS 6 /* histograms count in units of 64 ns */
 #define PAYLOAD_BYTES (KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin))
 
 /* An answer under construction in daemon->answer. */
@@ -119,7 +118,7 @@ static void path_percentiles(const struct kvt_daemon *daemon, struct kvt_admin_s
 
 static void fill_durations(const struct kvt_daemon *daemon, struct kvt_admin_status *status)
 {
-	unsigned int shift = 32 - HISTOGRAM_UNIT_BITS;
+	unsigned int shift = 32 - KVT_HISTOGRAM_SHIFT;
 
 	for (uint32_t op = 0; op < KVT_OP_KINDS; op++)
 		status->op_ns[op] = (uint64_t)((unsigned __int128)daemon->stats.op_cycles[op] *

@@ -26,6 +26,7 @@
 #include "daemon/serve/state.h"
 #include "daemon/serve/timers.h"
 #include "shm/assert.h"
+#include "shm/bucket.h"
 
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -184,12 +185,10 @@ static void account(struct kvt_daemon *daemon, const struct kvt_sqe *sqe, uint64
 	uint32_t op = sqe->op < KVT_OP_KINDS ? sqe->op : 0;
 	uint64_t units =
 		(uint64_t)((unsigned __int128)cycles * daemon->clock.units_per_cycle >> 32);
-	uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
 
 	stats->op_count[op]++;
 	stats->op_cycles[op] += cycles;
-	stats->op_histogram[op][bucket < KVT_HISTOGRAM_BUCKETS ? bucket
-							       : KVT_HISTOGRAM_BUCKETS - 1]++;
+	stats->op_histogram[op][kvt_log2_bucket(units, KVT_HISTOGRAM_BUCKETS)]++;
 	if (op == KVT_OP_BEGIN) {
 		uint32_t nodes = kvt_core_effort(daemon->core)->path_nodes;
 

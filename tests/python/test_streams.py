@@ -12,7 +12,9 @@ import random
 import time
 from array import array
 
+import lagging
 import pytest
+from lagging import prefixes
 
 from kvtrunk import testing
 from kvtrunk._ring import Ring
@@ -22,35 +24,17 @@ PAGE, PAGES, WORD, CHUNK, LONGEST, REQUESTS = 16, 48, 3, 40, 224, 60
 NONE = array("I")
 
 
-def prefixes(tokens):
-    """What the KV of each position depends on."""
-    found, value = [], 0
-    for token in tokens:
-        value = hash((value, token))
-        found.append(value)
-    return found
-
-
-class Stream:
-    """Runs work in its order, when a result is waited for, or by chance before."""
+class Stream(lagging.Stream):
+    """Whose fence tells how far it is."""
 
     def __init__(self, client, chance):
-        self.client, self.chance = client, chance
-        self.queue, self.done, self.queued = collections.deque(), 0, 0
+        super().__init__(chance, 0.02)
+        self.client = client
         client.record_fence = lambda _: (WORD, self.queued)
-
-    def launch(self, work):
-        """Returns the number of the pass."""
-        self.queue.append(work)
-        self.queued += 1
-        if self.chance.random() < 0.02:
-            self.synchronize(self.chance.randint(self.done, self.queued))
-        return self.queued
 
     def synchronize(self, number):
         while self.done < number:
-            self.queue.popleft()()
-            self.done += 1
+            super().synchronize(self.done + 1)
             self.client.raise_fence(WORD, self.done)
 
 

@@ -440,4 +440,22 @@ static inline void inside_end(struct inside *inside)
 	inside_destroy(inside);
 }
 
+/* Start a core, with two clients. */
+static inline void inside_start_pair(struct inside *inside, const struct kvt_core_config *config,
+				     struct kvt_client **ret_one, struct kvt_client **ret_other)
+{
+	inside_init(inside, config);
+	inside_start(inside);
+	*ret_one = inside_connect(inside, 0, 0, 0, 0, 20000);
+	*ret_other = inside_connect(inside, 0, 0, 0, 0, 20000);
+}
+
+static inline void inside_end_pair(struct inside *inside, struct kvt_client *one,
+				   struct kvt_client *other)
+{
+	inside_close(inside, one);
+	inside_close(inside, other);
+	inside_end(inside);
+}
+
 #endif

@@ -15,10 +15,7 @@ static int setup(void **state)
 {
 	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7 };
 
-	inside_init(&inside, &config);
-	inside_start(&inside);
-	writer = inside_connect(&inside, 0, 0, 0, 0, 20000);
-	reader = inside_connect(&inside, 0, 0, 0, 0, 20000);
+	inside_start_pair(&inside, &config, &writer, &reader);
 	for (uint32_t i = 0; i < 2 * HALF; i++)
 		keys[i] = 1 + i;
 	return 0;
@@ -26,9 +23,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	inside_close(&inside, writer);
-	inside_close(&inside, reader);
-	inside_end(&inside);
+	inside_end_pair(&inside, writer, reader);
 	return 0;
 }
 

@@ -17,10 +17,7 @@ static int setup(void **state)
 	struct kvt_core_config config = { .page_size = PS, .n_pages = N_PAGES, .hash_seed = 7,
 					  .n_sides = 2, .side_pages = { 2, 1 } };
 
-	inside_init(&inside, &config);
-	inside_start(&inside);
-	mine = inside_connect(&inside, 0, 0, 0, 0, 20000);
-	other = inside_connect(&inside, 0, 0, 0, 0, 20000);
+	inside_start_pair(&inside, &config, &mine, &other);
 	ns = inside_namespace(&inside, mine, 1);
 	other_ns = inside_namespace(&inside, other, 1);
 	for (uint32_t i = 0; i < 64; i++)
@@ -30,9 +27,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	inside_close(&inside, mine);
-	inside_close(&inside, other);
-	inside_end(&inside);
+	inside_end_pair(&inside, mine, other);
 	return 0;
 }
 

@@ -6,38 +6,18 @@ pass that writes it has run, and none be freed before the last pass that reads i
 A slot holds what its KV depends on, all tokens up to its position. A pass checks, when it runs, each
 slot that it reads.
 """
-import collections
 import random
 
 import life
 import pytest
 from conftest import PAGE, geometry
 from engine import counters, expect_nothing_held
+from lagging import Stream, prefixes
 
 from kvtrunk import testing
 from kvtrunk._ring import Ring
 
 PAGES, LONGEST, REQUESTS = 48, 224, 300
-
-
-class Stream:
-    """Runs work in its order, when an event behind it is waited for, or by chance before."""
-
-    def __init__(self, chance):
-        self.chance, self.queue, self.done, self.queued = chance, collections.deque(), 0, 0
-
-    def launch(self, work):
-        """Returns the event behind it."""
-        self.queue.append(work)
-        self.queued += 1
-        if self.chance.random() < 0.1:
-            self.synchronize(self.chance.randint(self.done, self.queued))
-        return self.queued
-
-    def synchronize(self, event):
-        while self.done < event:
-            self.queue.popleft()()
-            self.done += 1
 
 
 class Pool:
@@ -50,22 +30,13 @@ class Pool:
         self.reused += row.computed
 
 
-def prefixes(tokens):
-    """What the KV of each position depends on."""
-    found, value = [], 0
-    for token in tokens:
-        value = hash((value, token))
-        found.append(value)
-    return found
-
-
 class Engine(life.Engine):
     """A scheduler, and a worker whose passes run later."""
 
     def __init__(self, folder, pool, chance):
         super().__init__(folder, pool, chance, True, pages=PAGES, max_model_len=LONGEST,
                          max_num_seqs=6, max_num_batched_tokens=72)
-        self.stream = Stream(chance)
+        self.stream = Stream(chance, 0.1)
 
     def turn(self):
         step = self.theirs.schedule()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "store/table.h"
+#include "store/hash.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,26 +7,26 @@
 
 #include "shm/assert.h"
 
-int kvt_table_init(struct kvt_table *table, uint32_t n)
+int kvt_hash_init(struct kvt_hash *table, uint32_t n)
 {
 	table->size = 2 * n;
 	table->places = calloc(table->size, sizeof(*table->places));
 	return table->places ? 0 : -ENOMEM;
 }
 
-void kvt_table_destroy(struct kvt_table *table)
+void kvt_hash_destroy(struct kvt_hash *table)
 {
 	free(table->places);
 	table->places = NULL;
 }
 
-static const uint8_t *key_of(const struct kvt_table *table, uint32_t entry)
+static const uint8_t *key_of(const struct kvt_hash *table, uint32_t entry)
 {
 	return table->keys + (size_t)(entry - 1) * table->stride;
 }
 
 /* Where the search for a key begins. Keys are digests, so any bits of them will do. */
-static uint32_t home(const struct kvt_table *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+static uint32_t home(const struct kvt_hash *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
 {
 	uint32_t bits;
 
@@ -34,19 +34,19 @@ static uint32_t home(const struct kvt_table *table, const uint8_t key[KVT_CHAIN_
 	return (uint32_t)((uint64_t)bits * table->size >> 32);
 }
 
-static uint32_t after(const struct kvt_table *table, uint32_t place)
+static uint32_t after(const struct kvt_hash *table, uint32_t place)
 {
 	return place + 1 == table->size ? 0 : place + 1;
 }
 
 /* Steps from one place forward to another. */
-static uint32_t distance(const struct kvt_table *table, uint32_t from, uint32_t to)
+static uint32_t distance(const struct kvt_hash *table, uint32_t from, uint32_t to)
 {
 	return to >= from ? to - from : to + table->size - from;
 }
 
 /* Return the place of a key, or the empty place where its search ends. */
-static uint32_t search(const struct kvt_table *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+static uint32_t search(const struct kvt_hash *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
 {
 	uint32_t place = home(table, key), entry;
 
@@ -57,12 +57,12 @@ static uint32_t search(const struct kvt_table *table, const uint8_t key[KVT_CHAI
 	return place;
 }
 
-uint32_t kvt_table_find(const struct kvt_table *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
+uint32_t kvt_hash_find(const struct kvt_hash *table, const uint8_t key[KVT_CHAIN_KEY_BYTES])
 {
 	return table->places[search(table, key)];
 }
 
-void kvt_table_add(struct kvt_table *table, uint32_t entry)
+void kvt_hash_add(struct kvt_hash *table, uint32_t entry)
 {
 	uint32_t place = search(table, key_of(table, entry));
 
@@ -71,7 +71,7 @@ void kvt_table_add(struct kvt_table *table, uint32_t entry)
 }
 
 /* Move back what a search would miss behind the hole. */
-void kvt_table_remove(struct kvt_table *table, uint32_t entry)
+void kvt_hash_remove(struct kvt_hash *table, uint32_t entry)
 {
 	uint32_t hole = home(table, key_of(table, entry)), place;
 

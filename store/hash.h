@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVT_STORE_TABLE_H
-#define KVT_STORE_TABLE_H
+#ifndef KVT_STORE_HASH_H
+#define KVT_STORE_HASH_H
 
 /**
- * @file table.h
+ * @file hash.h
  * A hash table from the key of a page to its entry in an array of the caller's. 8 bytes an entry.
  *
  * Open addressing, half full at most. Entries that count no more may stay in it, until their place
@@ -15,7 +15,7 @@
 
 #include "store/chain.h"
 
-struct kvt_table {
+struct kvt_hash {
 	uint32_t *places; /* entries, 0: none */
 	uint32_t size;
 	const uint8_t *keys; /* key of entry 1, the first bytes of it */
@@ -26,13 +26,13 @@ struct kvt_table {
 };
 
 /** Make a table of n entries, with the other fields set. -ENOMEM. */
-int kvt_table_init(struct kvt_table *table, uint32_t n);
-void kvt_table_destroy(struct kvt_table *table);
+int kvt_hash_init(struct kvt_hash *table, uint32_t n);
+void kvt_hash_destroy(struct kvt_hash *table);
 /** Return the entry of a key, 0: none counts. */
-uint32_t kvt_table_find(const struct kvt_table *table, const uint8_t key[KVT_CHAIN_KEY_BYTES]);
+uint32_t kvt_hash_find(const struct kvt_hash *table, const uint8_t key[KVT_CHAIN_KEY_BYTES]);
 /** Add an entry, whose key no other one that counts has. */
-void kvt_table_add(struct kvt_table *table, uint32_t entry);
+void kvt_hash_add(struct kvt_hash *table, uint32_t entry);
 /** Remove an entry that was added, with its key as it was then. */
-void kvt_table_remove(struct kvt_table *table, uint32_t entry);
+void kvt_hash_remove(struct kvt_hash *table, uint32_t entry);
 
 #endif
