@@ -233,6 +233,7 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	KVT_SET(upper->start, lower->start);
 	KVT_SET(upper->epoch, lower->epoch);
 	kvt_node_set_root_key(core, up, kvt_root_key_of(core, id));
+	kvt_node_set_expiry(core, up, lower->expiry_ns); /* a snapshot reads it with its pages */
 	kvt_node_write_end(upper);
 	upper->lock_ref = lower->lock_ref;
 	upper->uses = lower->uses;
@@ -244,7 +245,6 @@ uint32_t kvt_node_split(struct kvt_core *core, uint32_t id, uint32_t pages)
 	core->cut_below[up] = core->cut_below[id];
 	core->sealers[up] = core->sealers[id];
 	split_sides(core, up, id, pages);
-	kvt_node_set_expiry(core, up, lower->expiry_ns);
 
 	/* Link the upper node under the parent, then the lower one under the upper. */
 	kvt_index_replace(core, id, up);
