@@ -286,6 +286,13 @@ void kvt_json_free(struct kvt_json *json)
 	kvt_text_free(&json->text);
 }
 
+int kvt_file_end(FILE *file)
+{
+	int rc = ferror(file) ? -(errno ? errno : EIO) : 0; /* stdio has no error after it */
+
+	return fclose(file) != 0 && rc == 0 ? -errno : rc;
+}
+
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value)
 {
 	uint64_t value = 0;

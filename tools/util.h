@@ -75,6 +75,9 @@ void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *
 int kvt_json_flush(struct kvt_json *json, FILE *to);
 void kvt_json_free(struct kvt_json *json);
 
+/** Close a file that was only written to. 0, or the negative errno of a write that failed. */
+int kvt_file_end(FILE *file);
+
 /** Read `text`, decimal digits only. -EINVAL, -ERANGE above `max`. */
 int kvt_number_parse(const char *text, size_t bytes, uint64_t max, uint64_t *ret_value);
 /** Write "1.5 s", "3 min", "2 h" into `buffer`, which is returned. */

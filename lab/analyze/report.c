@@ -236,7 +236,6 @@ static void draw_curve(const struct kvt_analysis *analysis, uint32_t order, FILE
 int kvt_analysis_draw(const struct kvt_analysis *analysis, const char *path)
 {
 	FILE *file = fopen(path, "w");
-	int rc;
 
 	if (!file)
 		return -errno;
@@ -252,8 +251,5 @@ int kvt_analysis_draw(const struct kvt_analysis *analysis, const char *path)
 	for (uint32_t order = 0; order < analysis->n_orders; order++)
 		draw_curve(analysis, order, file);
 	fprintf(file, "</svg>\n");
-	rc = ferror(file) ? -EIO : 0;
-	if (fclose(file) && !rc)
-		rc = -errno;
-	return rc;
+	return kvt_file_end(file);
 }

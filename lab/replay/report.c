@@ -421,9 +421,7 @@ int kvt_replay_write_served(const struct kvt_replay_report *report)
 	} else {
 		for (uint32_t i = 0; i < n_events; i++)
 			write_event(file, report, &events[i]);
-		rc = ferror(file) ? -EIO : 0;
-		if (fclose(file))
-			rc = -errno;
+		rc = kvt_file_end(file);
 	}
 	free(events);
 	return rc;

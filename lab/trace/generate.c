@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "lab/trace/trace.h"
+#include "tools/util.h"
 
 #define BLOCK KVT_TRACE_GENERATED_BLOCK
 #define HEADS 12u
@@ -224,15 +225,10 @@ static void write_request(FILE *file, const struct kvt_trace *trace,
 int kvt_trace_write(const struct kvt_trace *trace, const char *path)
 {
 	FILE *file = fopen(path, "w");
-	int rc = 0;
 
 	if (!file)
 		return -errno;
 	for (uint32_t i = 0; i < trace->n_requests; i++)
 		write_request(file, trace, &trace->requests[i]);
-	if (ferror(file))
-		rc = -EIO;
-	if (fclose(file))
-		rc = -errno;
-	return rc;
+	return kvt_file_end(file);
 }
