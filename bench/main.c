@@ -142,7 +142,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 	unsigned int wanted = 0;
 	int c;
 
-	while ((c = kvt_option_next(argc, argv, longs, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, longs, NULL, "kvtbench --help")) >= 0) {
 		switch (c) {
 		case 'q':
 			options->quick = true;
@@ -170,8 +170,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		case 'h':
 			usage();
 			exit(0);
-		default:
-			fputs("kvtbench --help lists options and parts\n", stderr);
+		default: /* and that was said */
 			exit(2);
 		}
 	}

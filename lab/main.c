@@ -81,7 +81,7 @@ static void show_bench(FILE *to)
 	fprintf(to, "\n");
 }
 
-static int usage(FILE *to)
+static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtlab COMMAND [...]\n\n");
 	for (size_t i = 0; i < N_COMMANDS; i++)
@@ -89,17 +89,21 @@ static int usage(FILE *to)
 			fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
 	show_bench(to);
 	fprintf(to, "\nkvtlab COMMAND --help says more. --version prints the version.\n");
-	return to == stdout ? KVT_EXIT_OK : KVT_EXIT_USAGE;
 }
 
 int main(int argc, char **argv)
 {
 	kvt_stdio_begin("kvtlab");
 	signal(SIGPIPE, SIG_IGN);
-	if (argc < 2)
-		return usage(stderr);
-	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0)
-		return usage(stdout);
+	if (argc < 2) {
+		usage(stderr);
+		fputs("\nkvtlab: no command is given\n", stderr);
+		return KVT_EXIT_USAGE;
+	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
+		usage(stdout);
+		return KVT_EXIT_OK;
+	}
 	if (strcmp(argv[1], "--version") == 0) {
 		printf("kvtlab %s%s\n", kvt_version(), kvt_commit);
 		return KVT_EXIT_OK;

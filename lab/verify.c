@@ -182,7 +182,8 @@ static bool parse(struct verify *v, int argc, char **argv)
 	int option;
 
 	optind = 0;
-	while ((option = kvt_option_next(argc, argv, options, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, options, NULL,
+					 "kvtlab verify --help")) != -1) {
 		if (option == 'h') {
 			usage(stdout);
 			exit(0);
@@ -192,8 +193,8 @@ static bool parse(struct verify *v, int argc, char **argv)
 		v->json = true;
 	}
 	if (optind != argc - 1) {
-		fprintf(stderr, "kvtlab verify: one FILE, an operation log, not %d\n",
-			argc - optind);
+		fprintf(stderr, "kvtlab verify: it takes one FILE, an operation log, not %d; "
+			"kvtlab verify --help says more\n", argc - optind);
 		return false;
 	}
 	v->path = argv[optind];
@@ -205,10 +206,8 @@ int kvt_verify_main(int argc, char **argv)
 	struct verify v = { 0 };
 	bool agrees;
 
-	if (!parse(&v, argc, argv)) {
-		fputs("kvtlab verify --help says more\n", stderr);
+	if (!parse(&v, argc, argv))
 		return 2;
-	}
 	if (kvt_oplog_reader_open(v.path, &v.reader, &v.config, v.why, WHY_BYTES)) {
 		fprintf(stderr, "kvtlab verify: %s\n", v.why);
 		return 2;

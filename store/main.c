@@ -231,7 +231,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	bool bench = false;
 	int option;
 
-	while ((option = kvt_option_next(argc, argv, words, "socket")) != -1) {
+	while ((option = kvt_option_next(argc, argv, words, "socket", "kvtstored --help")) != -1) {
 		switch (option) {
 		case 'h':
 			usage(stdout);
@@ -250,7 +250,6 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			      "--file-write-bytes\n", stderr);
 			return KVT_EXIT_USAGE;
 		case '?':
-			fputs("kvtstored --help lists the options\n", stderr);
 			return KVT_EXIT_USAGE;
 		default:
 			allowed = parse_value(options, option, optarg);
@@ -265,11 +264,8 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			return KVT_EXIT_USAGE;
 		}
 	}
-	if (optind < argc) {
-		fprintf(stderr, "kvtstored: unexpected word '%s'; options start with --\n",
-			argv[optind]);
+	if (kvt_option_rest(argc, argv))
 		return KVT_EXIT_USAGE;
-	}
 	if (!options->file.path != !options->file.bytes) {
 		fprintf(stderr, "kvtstored: --file and --file-bytes need each other\n");
 		return KVT_EXIT_USAGE;

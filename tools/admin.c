@@ -4,6 +4,8 @@
 #include "tools/admin.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,13 +100,17 @@ int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 	return rc;
 }
 
-int kvt_admin_usage(struct kvt_admin *admin)
+int kvt_admin_usage(const struct kvt_admin *admin, const char *format, ...)
 {
-	if (!admin->explained)
-		fprintf(stderr, "usage: kvtctl %s%s%s   (more: kvtctl help %s)\n",
-			admin->command, *admin->arguments ? " " : "", admin->arguments,
-			admin->command);
-	admin->explained = true;
+	va_list arguments;
+
+	fprintf(stderr, "usage: kvtctl %s%s%s   (more: kvtctl help %s)\nkvtctl %s: ",
+		admin->command, *admin->arguments ? " " : "", admin->arguments, admin->command,
+		admin->command);
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fputs("\n", stderr);
 	return KVT_EXIT_USAGE;
 }
 
@@ -141,24 +147,20 @@ static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_wo
 		at++;
 	if (!options[at].name) {
 		nearest = kvt_admin_nearest(word, option_name, options);
-		kvt_admin_usage(admin);
-		fprintf(stderr, "kvtctl %s: no option '%s'%s%s%s\n", admin->command, word,
-			nearest ? "; did you mean '" : "", nearest ? nearest : "",
-			nearest ? "'?" : "");
+		kvt_admin_usage(admin, "no option '%s'%s%s%s", word,
+				nearest ? "; did you mean '" : "", nearest ? nearest : "",
+				nearest ? "'?" : "");
 		return -EINVAL;
 	}
 	if (!options[at].flag && !value && *i + 1 < admin->argc)
 		value = admin->argv[++*i];
 	if (options[at].flag ? value != NULL : !value) {
-		kvt_admin_usage(admin);
-		fprintf(stderr, "kvtctl %s: %s %s\n", admin->command, options[at].name,
-			options[at].flag ? "takes no value" : "needs a value");
+		kvt_admin_usage(admin, "%s %s", options[at].name,
+				options[at].flag ? "takes no value" : "needs a value");
 		return -EINVAL;
 	}
 	if (!options[at].flag && *options[at].value) {
-		kvt_admin_usage(admin);
-		fprintf(stderr, "kvtctl %s: %s is given twice: keep one\n", admin->command,
-			options[at].name);
+		kvt_admin_usage(admin, "%s is given twice: keep one", options[at].name);
 		return -EINVAL;
 	}
 	if (options[at].flag)
@@ -169,7 +171,7 @@ static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_wo
 }
 
 int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word *options,
-		    const char **words, unsigned int max_words)
+		    const char **words, unsigned int n_needed)
 {
 	static const struct kvt_admin_option_word none = { .name = NULL };
 	unsigned int n_words = 0;
@@ -178,16 +180,19 @@ int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word 
 		if (admin->argv[i][0] == '-') {
 			if (take_option(admin, options ? options : &none, &i))
 				return -EINVAL;
-		} else if (n_words == max_words) {
-			kvt_admin_usage(admin);
-			fprintf(stderr, "kvtctl %s: unexpected word '%s'\n", admin->command,
-				admin->argv[i]);
+		} else if (n_words == n_needed) {
+			kvt_admin_usage(admin, "unexpected word '%s'", admin->argv[i]);
 			return -EINVAL;
 		} else {
 			words[n_words++] = admin->argv[i];
 		}
 	}
-	return 0;
+	if (n_words == n_needed)
+		return 0;
+	kvt_admin_usage(admin, "needs %.*s", (int)(strstr(admin->arguments, " [") ?
+			strstr(admin->arguments, " [") - admin->arguments :
+			(ptrdiff_t)strlen(admin->arguments)), admin->arguments);
+	return -EINVAL;
 }
 
 int kvt_admin_number(struct kvt_admin *admin, const char *what, const char *text,
@@ -196,10 +201,8 @@ int kvt_admin_number(struct kvt_admin *admin, const char *what, const char *text
 	uint64_t number;
 
 	if (kvt_number_parse(text, strlen(text), max, &number) || number < least) {
-		kvt_admin_usage(admin);
-		fprintf(stderr, "kvtctl %s: %s takes a number from %llu to %llu, not '%s'\n",
-			admin->command, what, (unsigned long long)least, (unsigned long long)max,
-			text);
+		kvt_admin_usage(admin, "%s takes a number from %llu to %llu, not '%s'", what,
+				(unsigned long long)least, (unsigned long long)max, text);
 		return -EINVAL;
 	}
 	*ret_number = number;

@@ -21,7 +21,6 @@ struct kvt_admin {
 	int64_t timeout_ns;
 	bool patient; /* only connecting has a deadline: the daemon may be long at work */
 	bool json;
-	bool explained; /* the usage was printed, before what is wrong */
 	int argc; /* of the command's own words */
 	char **argv;
 };
@@ -32,6 +31,12 @@ struct kvt_admin_option_word {
 	const char **value;
 	bool *flag;
 };
+
+#define KVT_ADMIN_PATH_BYTES 400
+
+/** Find the socket of an instance by its name, in the folders that `kvtctl list` looks in. -ENOENT
+ * after printing where it is not. */
+int kvt_admin_find(const char *name, char ret_path[KVT_ADMIN_PATH_BYTES]);
 
 /** Connect as an observer, once. 0, or a negative errno after printing why. */
 int kvt_admin_connect(struct kvt_admin *admin);
@@ -50,14 +55,15 @@ int kvt_admin_ask_with(struct kvt_admin *admin, struct kvt_message_admin *reques
  * why. */
 int kvt_admin_table(struct kvt_admin *admin, uint32_t what, size_t record_bytes,
 		    void **ret_records, uint32_t *ret_n);
-/** Print the command's usage, once; returns KVT_EXIT_USAGE. */
-int kvt_admin_usage(struct kvt_admin *admin);
+/** Print the command's usage, then what is wrong; returns KVT_EXIT_USAGE. */
+int kvt_admin_usage(const struct kvt_admin *admin, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 /** Exit code for a failed request: connection lost or refused. */
 int kvt_admin_exit(const struct kvt_admin *admin, int error);
-/** Read the command's arguments: options, and at most `max_words` others; missing ones stay
- * unchanged. `options` may be NULL. -EINVAL after printing what is wrong. */
+/** Read the command's arguments: options, and `n_needed` others. `options` may be NULL. -EINVAL
+ * after printing what is wrong. */
 int kvt_admin_words(struct kvt_admin *admin, const struct kvt_admin_option_word *options,
-		    const char **words, unsigned int max_words);
+		    const char **words, unsigned int n_needed);
 /** Read a decimal number of at most `max`. -EINVAL after printing the usage and what was expected.
  */
 int kvt_admin_number(struct kvt_admin *admin, const char *what, const char *text,

@@ -20,8 +20,7 @@ static int one_number(struct kvt_admin *admin, uint64_t *ret_number)
 
 	if (kvt_admin_words(admin, NULL, &word, 1))
 		return -EINVAL;
-	return word ? kvt_admin_number(admin, admin->arguments, word, 0, UINT32_MAX, ret_number)
-		    : -EINVAL;
+	return kvt_admin_number(admin, admin->arguments, word, 0, UINT32_MAX, ret_number);
 }
 
 static const char *const page_states[] = { "free", "private", "cached", "quarantined", "scratch" };
@@ -56,7 +55,7 @@ int kvt_admin_page(struct kvt_admin *admin)
 	int rc;
 
 	if (one_number(admin, &request.argument))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_ask(admin, &request, &page, sizeof(page));
 	if (rc < 1)
 		return kvt_admin_exit(admin, rc);
@@ -84,7 +83,7 @@ int kvt_admin_audit(struct kvt_admin *admin)
 	memset(text, 0, KVT_MESSAGE_MAX);
 	if (kvt_admin_words(admin, NULL, NULL, 0)) {
 		free(text);
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	}
 	rc = kvt_admin_ask(admin, &request, text, KVT_MESSAGE_MAX - 1);
 	if (rc < 0) {
@@ -140,7 +139,7 @@ int kvt_admin_evict(struct kvt_admin *admin)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_EVICT };
 
 	if (one_number(admin, &request.argument))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	return simple(admin, &request, NULL, 0, "evicted", "evicted %llu pages");
 }
 
@@ -149,7 +148,7 @@ int kvt_admin_reset(struct kvt_admin *admin)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_RESET };
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	return simple(admin, &request, NULL, 0, NULL,
 		      "nothing that was cached before matches any more");
 }
@@ -162,7 +161,7 @@ int kvt_admin_upgrade(struct kvt_admin *admin)
 	char path[PATH_MAX] = "";
 
 	if (kvt_admin_words(admin, options, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	if (binary && !realpath(binary, path)) {
 		fprintf(stderr, "kvtctl upgrade: %s: %s\n", binary, strerror(errno));
 		return KVT_EXIT_USAGE;
@@ -179,7 +178,7 @@ int kvt_admin_fence(struct kvt_admin *admin)
 	struct kvt_message_admin request = { .what = KVT_ADMIN_FENCE };
 
 	if (one_number(admin, &request.argument))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	return simple(admin, &request, NULL, 0, NULL,
 		      "declared quiet: its quarantined pages are free");
 }
@@ -197,10 +196,17 @@ int kvt_admin_remove(struct kvt_admin *admin)
 	uint32_t *keys = NULL;
 	int rc;
 
-	if (kvt_admin_words(admin, options, &namespace, 1) || !namespace || (all && keys_text) ||
-	    (root_text && (!keys_text || kvt_admin_number(admin, "--root-key", root_text, 0,
-							  UINT64_MAX, &request.argument))))
-		return kvt_admin_usage(admin);
+	if (kvt_admin_words(admin, options, &namespace, 1))
+		return KVT_EXIT_USAGE;
+	if (all && keys_text)
+		return kvt_admin_usage(admin, "--all is the whole namespace, --keys a part of it: "
+				       "keep one");
+	if (root_text && !keys_text)
+		return kvt_admin_usage(admin, "--root-key is the root of a prefix: it needs "
+				       "--keys");
+	if (root_text && kvt_admin_number(admin, "--root-key", root_text, 0, UINT64_MAX,
+					  &request.argument))
+		return KVT_EXIT_USAGE;
 	/* A script whose variable is empty must not forget everything. */
 	if ((keys_text && !*keys_text) || (!keys_text && !*namespace && !all)) {
 		fprintf(stderr, "kvtctl remove: %s; --all instead of --keys forgets the whole "

@@ -163,7 +163,7 @@ int kvt_admin_feed(struct kvt_admin *admin)
 	int rc;
 
 	if (kvt_admin_words(admin, options, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	kvt_catch_interrupts();
 	rc = kvt_admin_connect(admin);
 	if (rc)

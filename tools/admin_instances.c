@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvtctl list and ping: the instances of the host, by the sockets of the run-time folders. Caller:
- * kvtctl.c.
+ * kvtctl list, ping and -i: the instances of the host, by the sockets of the run-time folders.
+ * Caller: kvtctl.c.
  */
 
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/admin.h"
 #include "tools/records.h"
 #include "tools/store.h"
 #include "tools/table.h"
 
-#define PATH_BYTES 512
+#define FOLDER_BYTES 108 /* a longer one has no sockets: their paths have 107 bytes at most */
 #define FOLDERS 3
 
 static const struct kvt_column columns[] = {
@@ -31,12 +32,14 @@ struct instances {
 	bool good;
 };
 
+/* Add a row. `name` is what -i takes; the daemon may call its instance something else. */
 static void add_row(struct instances *list, const char *name, const char *path,
 		    const struct kvt_admin_status *status, const char *wrong)
 {
 	const struct kvt_counters *count = &status->counters;
-	char pool[32] = "", hits[32] = "", pid[16] = "";
-	const char *const cells[] = { name, status->fingerprint, pool, hits, pid, wrong };
+	char pool[32] = "", hits[32] = "", pid[16] = "", other[KVT_LABEL_BYTES + 16] = "";
+	const char *const cells[] = { name, status->fingerprint, pool, hits, pid,
+				      *wrong ? wrong : other };
 
 	list->n++;
 	list->good &= !*wrong;
@@ -60,6 +63,8 @@ static void add_row(struct instances *list, const char *name, const char *path,
 		kvt_size_text(status->pool_bytes * status->n_slabs, pool, sizeof(pool));
 		kvt_rate_text(count->hit_positions, count->input_positions, hits, sizeof(hits));
 		snprintf(pid, sizeof(pid), "%d", status->daemon_pid);
+		if (strcmp(status->instance_name, name) != 0)
+			snprintf(other, sizeof(other), "instance %s", status->instance_name);
 	}
 	kvt_table_row(&list->table, &list->text, cells);
 	kvt_text_add(&list->text, "\n", 1);
@@ -70,8 +75,12 @@ static void add_instance(struct instances *list, const char *path)
 	struct kvt_admin_status status = { .epoch = 0 };
 	struct kvt_client *client = NULL;
 	struct kvt_error error = { .text = "" };
-	const char *name = strrchr(path, '/') + 1;
-	int rc = kvt_observe(path, "kvtctl", list->admin->timeout_ns, &client, &error);
+	char name[256];
+	int rc;
+
+	snprintf(name, sizeof(name), "%s", strrchr(path, '/') + 1);
+	*strrchr(name, '.') = '\0';
+	rc = kvt_observe(path, "kvtctl", list->admin->timeout_ns, &client, &error);
 
 	if (rc == 0)
 		rc = kvt_status_read(client, &status, &error);
@@ -82,8 +91,7 @@ static void add_instance(struct instances *list, const char *path)
 	if (rc == -ETIMEDOUT)
 		kvt_admin_silent_text(path, list->admin->timeout_ns, error.text,
 				      sizeof(error.text));
-	add_row(list, rc == 0 ? status.instance_name : name, path, &status,
-		rc == 0 ? "" : error.text);
+	add_row(list, name, path, &status, rc == 0 ? "" : error.text);
 }
 
 static int is_socket(const struct dirent *entry)
@@ -97,15 +105,17 @@ static int is_socket(const struct dirent *entry)
 static void add_folder(struct instances *list, const char *folder)
 {
 	const struct kvt_admin_status none = { .epoch = 0 };
-	char path[PATH_BYTES + 256];
 	struct dirent **found;
 	int n = scandir(folder, &found, is_socket, alphasort);
 
 	if (n < 0 && errno != ENOENT)
 		add_row(list, folder, folder, &none, strerror(errno));
 	for (int i = 0; i < n; i++) {
-		snprintf(path, sizeof(path), "%s/%s", folder, found[i]->d_name);
-		add_instance(list, path);
+		struct kvt_text path = { 0 };
+
+		kvt_text_print(&path, "%s/%s", folder, found[i]->d_name);
+		add_instance(list, path.bytes);
+		kvt_text_free(&path);
 		free(found[i]);
 	}
 	if (n >= 0)
@@ -113,36 +123,56 @@ static void add_folder(struct instances *list, const char *folder)
 }
 
 /* The folder of the socket in use, the system's, and the user's, each once. */
-static uint32_t find_folders(const struct kvt_admin *admin, char folders[FOLDERS][PATH_BYTES])
+static uint32_t find_folders(const char *socket_path, char folders[FOLDERS][FOLDER_BYTES])
 {
-	const char *run = getenv("XDG_RUNTIME_DIR"), *own = kvt_daemon_path(admin->socket_path);
+	const char *run = getenv("XDG_RUNTIME_DIR"), *own = kvt_daemon_path(socket_path);
 	const char *slash = strrchr(own, '/');
-	char all[FOLDERS][PATH_BYTES] = { "", "/run/kvtrunk", "" };
 	uint32_t n = 0;
 
-	snprintf(all[0], PATH_BYTES, "%.*s", slash ? (int)(slash - own) : 1, slash ? own : ".");
-	if (run)
-		snprintf(all[2], PATH_BYTES, "%s/kvtrunk", run);
 	for (uint32_t i = 0; i < FOLDERS; i++) {
-		bool again = !*all[i];
+		char folder[FOLDER_BYTES];
+		int bytes = i == 0 ? snprintf(folder, sizeof(folder), "%.*s",
+					      slash ? (int)(slash - own) : 1, slash ? own : ".") :
+			    i == 1 ? snprintf(folder, sizeof(folder), "/run/kvtrunk") :
+				     snprintf(folder, sizeof(folder), "%s/kvtrunk", run ? run : "");
+		bool again = bytes >= FOLDER_BYTES || (i == 2 && (!run || !*run));
 
 		for (uint32_t j = 0; j < n; j++)
-			again |= strcmp(folders[j], all[i]) == 0;
+			again |= strcmp(folders[j], folder) == 0;
 		if (!again)
-			memcpy(folders[n++], all[i], PATH_BYTES);
+			memcpy(folders[n++], folder, FOLDER_BYTES);
 	}
 	return n;
+}
+
+int kvt_admin_find(const char *name, char ret_path[KVT_ADMIN_PATH_BYTES])
+{
+	char folders[FOLDERS][FOLDER_BYTES];
+	uint32_t n = find_folders(NULL, folders);
+
+	for (uint32_t i = 0; i < n; i++) {
+		int bytes = snprintf(ret_path, KVT_ADMIN_PATH_BYTES, "%s/%s.sock", folders[i],
+				     name);
+
+		if (bytes < KVT_ADMIN_PATH_BYTES && access(ret_path, F_OK) == 0)
+			return 0;
+	}
+	fprintf(stderr, "kvtctl: no instance '%s': there is no %s.sock in", name, name);
+	for (uint32_t i = 0; i < n; i++)
+		fprintf(stderr, "%s %s", i == 0 ? "" : i == n - 1 ? " and" : ",", folders[i]);
+	fprintf(stderr, ": kvtctl list shows those that there are\n");
+	return -ENOENT;
 }
 
 int kvt_admin_list(struct kvt_admin *admin)
 {
 	struct instances list = { .admin = admin, .good = true };
-	char folders[FOLDERS][PATH_BYTES];
+	char folders[FOLDERS][FOLDER_BYTES];
 	uint32_t n;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
-	n = find_folders(admin, folders);
+		return KVT_EXIT_USAGE;
+	n = find_folders(admin->socket_path, folders);
 	kvt_json_open(&list.json, NULL, '[');
 	kvt_table_begin(&list.table, columns, sizeof(columns) / sizeof(columns[0]),
 			kvt_window_columns());
@@ -173,7 +203,7 @@ int kvt_admin_ping(struct kvt_admin *admin)
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_ask(admin, &request, &status, sizeof(status));
 	if (rc < 1)
 		return kvt_admin_exit(admin, rc);

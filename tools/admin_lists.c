@@ -131,7 +131,7 @@ int kvt_admin_clients(struct kvt_admin *admin)
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_table(admin, KVT_ADMIN_CLIENTS, sizeof(*clients), &records, &n);
 	if (rc)
 		return kvt_admin_exit(admin, rc);
@@ -194,7 +194,7 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
 	if (rc)
 		return kvt_admin_exit(admin, rc);
@@ -285,7 +285,7 @@ int kvt_admin_config(struct kvt_admin *admin)
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_table(admin, KVT_ADMIN_CONFIG, sizeof(*options), &records, &n);
 	if (rc)
 		return kvt_admin_exit(admin, rc);

@@ -267,7 +267,7 @@ static int ask_status(struct kvt_admin *admin, struct kvt_admin_status *ret_stat
 	int rc;
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	rc = kvt_admin_ask(admin, &request, ret_status, sizeof(*ret_status));
 	return rc < 1 ? kvt_admin_exit(admin, rc) : KVT_EXIT_OK;
 }
@@ -299,7 +299,9 @@ int kvt_admin_metrics(struct kvt_admin *admin)
 {
 	struct kvt_admin_status status;
 	struct kvt_text text = { 0 };
-	int rc = admin->json ? kvt_admin_usage(admin) : ask_status(admin, &status);
+	int rc = admin->json ? kvt_admin_usage(admin, "it has the text format of Prometheus "
+						      "alone: drop --json, or ask for status") :
+				  ask_status(admin, &status);
 
 	if (rc)
 		return rc;

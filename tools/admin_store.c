@@ -278,19 +278,22 @@ static const struct kvt_column list_columns[] = {
 	{ "LAST LOAD", 10, 1, false }, { "  ", -40, 0, false },
 };
 
-/* Add a row. What a store has stands in the row of the first of its instances. */
+/* Add a row. What a store has stands in the row of the first of its instances; of one that does not
+ * answer nothing is known. */
 static void list_text(const struct kvt_table *table, struct kvt_text *text,
 		      const struct kvt_store_at *at, const struct kvt_store_at *first)
 {
 	const struct kvt_store_status *status = &at->seen.status;
-	char numbers[5][24], age[32] = "never", with[400] = "";
+	char numbers[5][24] = { "" }, age[32] = "", with[400] = "";
 	const char *cells[] = { name_of(at), numbers[0], numbers[1], numbers[2], numbers[3],
 				numbers[4], age, *at->alarm ? at->alarm : with };
 	const uint64_t values[] = { status->pages, status->room_pages, status->fetches,
 				    status->hits, status->loaded_pages };
 
-	for (unsigned int i = 0; i < 5; i++)
+	for (unsigned int i = 0; i < 5 && !at->error.code; i++)
 		snprintf(numbers[i], sizeof(numbers[i]), "%llu", (unsigned long long)values[i]);
+	if (!at->error.code)
+		snprintf(age, sizeof(age), "never");
 	if (status->loaded_pages)
 		kvt_age_text(status->unloaded_ns, age, sizeof(age));
 	if (first != at) {
@@ -356,8 +359,8 @@ int kvt_admin_store(struct kvt_admin *admin)
 	const char *verb = NULL, *daemon_path = kvt_daemon_path(admin->socket_path);
 	char path[KVT_STORE_PATH_BYTES];
 
-	if (kvt_admin_words(admin, NULL, &verb, 1) || !verb)
-		return kvt_admin_usage(admin);
+	if (kvt_admin_words(admin, NULL, &verb, 1))
+		return KVT_EXIT_USAGE;
 	if (kvt_store_path(daemon_path, path) != 0) {
 		fprintf(stderr, "kvtctl store: the path of the socket is too long: %s\n",
 			daemon_path);
@@ -366,5 +369,5 @@ int kvt_admin_store(struct kvt_admin *admin)
 	for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
 		if (strcmp(verb, verbs[i].name) == 0)
 			return verbs[i].run(admin, path);
-	return kvt_admin_usage(admin);
+	return kvt_admin_usage(admin, "no verb '%s': status, list or drop", verb);
 }

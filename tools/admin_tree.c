@@ -38,7 +38,9 @@ struct drawing {
 	size_t n, room;
 	bool *open; /* by depth: a line continues below */
 	size_t open_room;
-	uint64_t lines, max_lines, max_depth, hidden;
+	uint64_t lines; /* runs and headings */
+	uint64_t max_lines, max_depth, hidden, hidden_namespaces;
+	bool any; /* a run was drawn */
 };
 
 static uint32_t tree_find(const struct tree *tree, uint32_t id)
@@ -317,6 +319,7 @@ static void draw(struct drawing *drawing)
 			draw_lines(drawing, &branch);
 			node = draw_run(drawing, node);
 			drawing->lines++;
+			drawing->any = true;
 		}
 		push_children(drawing, node, branch.depth + 1);
 	}
@@ -328,12 +331,17 @@ static void draw_namespace(struct drawing *drawing, const struct kvt_admin_names
 
 	if (namespace->root == KVT_NONE || root == drawing->tree->n_nodes)
 		return;
-	printf("namespace %u \"%s\": %llu pages cached (%llu evictable, %llu protected), "
-	       "%llu nodes\n", namespace->namespace_id, namespace->label,
-	       (unsigned long long)namespace->cached_pages,
-	       (unsigned long long)namespace->evictable_pages,
-	       (unsigned long long)namespace->protected_pages,
-	       (unsigned long long)namespace->nodes);
+	if (drawing->lines >= drawing->max_lines) {
+		drawing->hidden_namespaces++;
+	} else {
+		printf("namespace %u \"%s\": %llu pages cached (%llu evictable, %llu protected), "
+		       "%llu nodes\n", namespace->namespace_id, namespace->label,
+		       (unsigned long long)namespace->cached_pages,
+		       (unsigned long long)namespace->evictable_pages,
+		       (unsigned long long)namespace->protected_pages,
+		       (unsigned long long)namespace->nodes);
+		drawing->lines++;
+	}
 	drawing->tree->drawn[root] = true;
 	push_children(drawing, root, 1);
 	draw(drawing);
@@ -347,8 +355,10 @@ static void draw_detached(struct drawing *drawing)
 	for (uint32_t i = 0; i < tree->n_nodes; i++) {
 		if (!(tree->nodes[i].flags & KVT_NODE_DETACHED))
 			continue;
-		if (!said)
+		if (!said && drawing->lines < drawing->max_lines) {
 			printf("detached: never match again, kept until their locks end\n");
+			drawing->lines++;
+		}
 		said = true;
 		if (tree->nodes[i].flags & KVT_NODE_ROOT) {
 			tree->drawn[i] = true;
@@ -363,11 +373,46 @@ static void draw_detached(struct drawing *drawing)
 	}
 }
 
-static int tree_text(const struct tree *tree, uint64_t max_lines, uint64_t max_depth,
+/* A use of a prompt counts at the root of its namespace, too. */
+static uint32_t uses_of(const struct tree *tree, const struct kvt_admin_namespace *namespace)
+{
+	uint32_t root = tree_find(tree, namespace->root);
+
+	return root < tree->n_nodes ? tree->nodes[root].uses : 0;
+}
+
+/* Order namespaces by uses, most first. */
+static int compare_namespaces(const void *a, const void *b, void *context)
+{
+	const struct kvt_admin_namespace *left = a, *right = b;
+	uint32_t left_uses = uses_of(context, left), right_uses = uses_of(context, right);
+
+	if (left_uses != right_uses)
+		return left_uses > right_uses ? -1 : 1;
+	return left->namespace_id < right->namespace_id ? -1 : 1;
+}
+
+/* Tell what --lines and --depth left out. */
+static void say_hidden(const struct drawing *drawing)
+{
+	char namespaces[48] = "";
+
+	if (drawing->hidden_namespaces)
+		snprintf(namespaces, sizeof(namespaces), " and %llu more namespaces",
+			 (unsigned long long)drawing->hidden_namespaces);
+	if (drawing->hidden || drawing->hidden_namespaces)
+		printf("... and %llu more nodes%s (--lines, --depth show more, --json all)\n",
+		       (unsigned long long)drawing->hidden, namespaces);
+}
+
+static int tree_text(struct tree *tree, uint64_t max_lines, uint64_t max_depth,
 		     const uint64_t *only)
 {
 	struct drawing drawing = { .tree = tree, .max_lines = max_lines, .max_depth = max_depth };
 
+	if (tree->n_namespaces)
+		qsort_r(tree->namespaces, tree->n_namespaces, sizeof(*tree->namespaces),
+			compare_namespaces, tree);
 	for (uint32_t i = 0; i < tree->n_namespaces; i++) {
 		struct kvt_admin_namespace *namespace = &tree->namespaces[i];
 
@@ -378,10 +423,8 @@ static int tree_text(const struct tree *tree, uint64_t max_lines, uint64_t max_d
 	}
 	if (!only)
 		draw_detached(&drawing);
-	if (drawing.hidden)
-		printf("... and %llu more nodes (--lines, --depth show more, --json all)\n",
-		       (unsigned long long)drawing.hidden);
-	if (drawing.lines == 0 && !drawing.hidden)
+	say_hidden(&drawing);
+	if (!drawing.any && !drawing.hidden)
 		printf("nothing is cached\n");
 	free(drawing.stack);
 	free(drawing.open);
@@ -404,7 +447,7 @@ int kvt_admin_tree(struct kvt_admin *admin)
 	if (kvt_admin_words(admin, options, NULL, 0) ||
 	    (lines && kvt_admin_number(admin, "--lines", lines, 0, UINT32_MAX, &max_lines)) ||
 	    (depth && kvt_admin_number(admin, "--depth", depth, 0, UINT32_MAX, &max_depth)))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
 	status = only ? kvt_admin_namespace(admin, only, digest) : KVT_EXIT_OK;
 	if (status)
 		return status;

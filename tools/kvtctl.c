@@ -33,8 +33,9 @@ static const struct command {
 	  kvt_admin_status, false },
 	{ "pid", "", "the daemon's process, as in kill $(kvtctl pid)", "", kvt_admin_pid, false },
 	{ "list", "", "the instances of this host, and those that cannot be asked",
-	  "Of the folder of the socket in use, /run/kvtrunk and $XDG_RUNTIME_DIR/kvtrunk. Exit 1\n"
-	  "if one does not answer, or a folder may not be read.\n", kvt_admin_list, false },
+	  "Of the folder of the socket in use, /run/kvtrunk and $XDG_RUNTIME_DIR/kvtrunk, where\n"
+	  "-i looks, too, in this order. Exit 1 if one does not answer, or a folder may not be\n"
+	  "read.\n", kvt_admin_list, false },
 	{ "ping", "", "does it answer, and how soon", "", kvt_admin_ping, false },
 	{ "config", "", "options in use: value, and where it was set",
 	  "in use      the effective value (n_pages = 0: as many as fit)\n"
@@ -203,7 +204,8 @@ static int run_help(int argc, char **argv)
 	const struct command *command = NULL;
 
 	if (argc > 1) {
-		fprintf(stderr, "usage: kvtctl help [COMMAND]\n");
+		fprintf(stderr, "usage: kvtctl help [COMMAND]\nkvtctl help: unexpected word '%s'\n",
+			argv[1]);
 		return KVT_EXIT_USAGE;
 	}
 	if (argc == 0) {
@@ -230,7 +232,7 @@ static int run_admin(const struct command *command, struct kvt_admin *admin, boo
 /* Options before the command, and its words. */
 struct invocation {
 	const char *socket_path;
-	char named[256]; /* that of an instance, by its name */
+	const char *instance; /* its name, instead of a path */
 	int64_t timeout_ns; /* 0: not given */
 	bool json;
 	int n; /* words: the command and its arguments */
@@ -239,21 +241,27 @@ struct invocation {
 
 static int run(const struct invocation *given)
 {
+	char named[KVT_ADMIN_PATH_BYTES];
 	struct kvt_admin admin = {
-		.socket_path = given->socket_path,
+		.socket_path = given->instance ? named : given->socket_path,
 		.timeout_ns = given->timeout_ns ? given->timeout_ns : DEFAULT_TIMEOUT_NS,
 		.json = given->json, .argc = given->n - 1, .argv = given->words + 1,
+		.command = given->words[0], .arguments = "",
 	};
 	const struct command *command = find(given->words[0]);
 
 	if (!command)
 		return KVT_EXIT_USAGE;
+	if (given->instance && kvt_admin_find(given->instance, named) != 0)
+		return KVT_EXIT_CONNECT;
 	if (command->run)
 		return run_admin(command, &admin, given->timeout_ns != 0);
 	if (strcmp(command->name, "help") == 0)
 		return run_help(admin.argc, admin.argv);
 	if (!command->details)
-		return run_lab(given->n, given->words, given->socket_path, given->json);
+		return run_lab(given->n, given->words, admin.socket_path, given->json);
+	if (kvt_admin_words(&admin, NULL, NULL, 0))
+		return KVT_EXIT_USAGE;
 	printf("kvtctl %s%s\n", kvt_version(), kvt_commit);
 	return KVT_EXIT_OK;
 }
@@ -304,25 +312,19 @@ static const char *own_option(const void *list, size_t i)
 	return i < sizeof(names) / sizeof(names[0]) ? names[i] : NULL;
 }
 
-/* Name an instance of the host: its socket in /run/kvtrunk, else in the user's own folder. */
-static int name_socket(struct invocation *given, const char *name)
+static int name_instance(struct invocation *given, const char *name)
 {
-	const char *run = getenv("XDG_RUNTIME_DIR");
-	int n = snprintf(given->named, sizeof(given->named), "/run/kvtrunk/%s.sock", name);
+	given->instance = name;
+	if (*name && !strchr(name, '/'))
+		return 0;
+	fprintf(stderr, "kvtctl: -i needs the name of an instance, not '%s': kvtctl list shows "
+		"them, --socket takes a path\n", name);
+	return 1;
+}
 
-	if (!*name || strchr(name, '/')) {
-		fprintf(stderr, "kvtctl: -i needs the name of an instance, not '%s': kvtctl list "
-			"shows them, --socket takes a path\n", name);
-		return 1;
-	}
-	if (run && *run && access(given->named, F_OK) != 0)
-		n = snprintf(given->named, sizeof(given->named), "%s/kvtrunk/%s.sock", run, name);
-	if (n >= (int)sizeof(given->named)) {
-		fprintf(stderr, "kvtctl: the name '%s' is too long\n", name);
-		return 1;
-	}
-	given->socket_path = given->named;
-	return 0;
+static bool names_one(const struct invocation *given)
+{
+	return given->socket_path || given->instance;
 }
 
 static bool is_twice(bool given, const char *what)
@@ -346,19 +348,29 @@ static int take_own(struct invocation *given, char **argv, int *i)
 	if (value) {
 		if (!*value)
 			fprintf(stderr, "kvtctl: --socket needs a path\n");
-		if (!*value || is_twice(given->socket_path, "-i or --socket"))
+		if (!*value || is_twice(names_one(given), "-i or --socket"))
 			return 1;
 		given->socket_path = value;
 		return 0;
 	}
 	value = value_of("-i", argv, i);
 	if (value)
-		return is_twice(given->socket_path, "-i or --socket") || name_socket(given, value);
+		return is_twice(names_one(given), "-i or --socket") || name_instance(given, value);
 	value = value_of("--timeout", argv, i);
 	if (value)
 		return is_twice(given->timeout_ns, "--timeout") ||
 		       read_timeout(value, &given->timeout_ns) != 0;
 	return -1;
+}
+
+static void say_no_command(const struct invocation *given)
+{
+	if (names_one(given))
+		fprintf(stderr, "\nkvtctl: no command; '%s' was taken for the %s\n",
+			given->instance ? given->instance : given->socket_path,
+			given->instance ? "name of -i" : "path of --socket");
+	else
+		fprintf(stderr, "\nkvtctl: no command\n");
 }
 
 int main(int argc, char **argv)
@@ -397,9 +409,7 @@ int main(int argc, char **argv)
 	given.words[given.n] = NULL;
 	if (given.n == 0) {
 		help(stderr, false);
-		fprintf(stderr, "\nkvtctl: no command%s%s%s\n", given.socket_path ? "; '" : "",
-			given.socket_path ? given.socket_path : "",
-			given.socket_path ? "' was taken for the path of --socket" : "");
+		say_no_command(&given);
 		return KVT_EXIT_USAGE;
 	}
 	return run(&given);

@@ -281,7 +281,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 	uint64_t ms = DEFAULT_TIMEOUT_MS, spaces = 0;
 	int option;
 
-	while ((option = kvt_option_next(argc, argv, options, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, options, NULL, "kvtmetricsd --help")) != -1) {
 		switch (option) {
 		case 's':
 			server->socket_path = optarg;
@@ -310,8 +310,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 		case 'v':
 			printf("kvtmetricsd %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
-		default:
-			fputs("kvtmetricsd --help lists the options\n", stderr);
+		default: /* and that was said */
 			return KVT_EXIT_USAGE;
 		}
 	}
@@ -320,11 +319,7 @@ static int parse_options(struct server *server, int argc, char **argv)
 	server->page.page.timeout_ns = server->timeout_ns;
 	server->page.page.socket_path = server->socket_path;
 	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;
-	if (optind == argc)
-		return -1;
-	fprintf(stderr, "kvtmetricsd: unexpected word '%s'; options start with --\n",
-		argv[optind]);
-	return KVT_EXIT_USAGE;
+	return kvt_option_rest(argc, argv) ? KVT_EXIT_USAGE : -1;
 }
 
 int main(int argc, char **argv)

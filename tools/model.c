@@ -333,8 +333,8 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 	uint64_t ranks = 1, page_size = 64;
 	int status = KVT_EXIT_PROBLEM;
 
-	if (kvt_admin_words(admin, options, &path, 1) || !path)
-		return kvt_admin_usage(admin);
+	if (kvt_admin_words(admin, options, &path, 1))
+		return KVT_EXIT_USAGE;
 	if ((ranks_text && kvt_admin_number(admin, "--tensor-parallel", ranks_text, 1,
 					    KVT_MAX_RANKS, &ranks)) ||
 	    (size_text && kvt_admin_number(admin, "--page-size", size_text, 1, KVT_MAX_PAGE_SIZE,

@@ -9,20 +9,35 @@
 static uint64_t given; /* rows that were read */
 static const char *last = "";
 
-int kvt_option_next(int argc, char **argv, const struct option *rows, const char *many)
+/* Say what is wrong with a word of the command line. `help` is the command that lists the options,
+ * as "kvtlab replay --help-all": what is in front of its option speaks. */
+static int refuse(const char *help, const char *word, const char *what)
+{
+	fprintf(stderr, "%.*s: %.*s %s; %s lists the options\n", (int)(strstr(help, " --") - help),
+		help, (int)strcspn(word, "="), word, what, help);
+	return '?';
+}
+
+int kvt_option_next(int argc, char **argv, const struct option *rows, const char *many,
+		    const char *help)
 {
 	int at = 0, code;
 
 	if (optind < 2)
 		given = 0;
-	code = getopt_long(argc, argv, "", rows, &at);
-	if (code == '?' || code == -1)
+	opterr = 0;
+	code = getopt_long(argc, argv, ":", rows, &at);
+	if (code == ':')
+		return refuse(help, argv[optind - 1], "needs a value");
+	if (code == '?')
+		return refuse(help, argv[optind - 1], optopt ? "takes no value" : "is no option");
+	if (code == -1)
 		return code;
 	last = rows[at].name;
 	if (rows[at].has_arg == required_argument && (given >> at & 1) &&
 	    (!many || strcmp(last, many) != 0)) {
-		fprintf(stderr, "%s: --%s is given twice: keep one\n",
-			program_invocation_short_name, last);
+		fprintf(stderr, "%.*s: --%s is given twice: keep one\n",
+			(int)(strstr(help, " --") - help), help, last);
 		return '?';
 	}
 	given |= 1ull << at;
@@ -32,4 +47,12 @@ int kvt_option_next(int argc, char **argv, const struct option *rows, const char
 const char *kvt_option_name(void)
 {
 	return last;
+}
+
+bool kvt_option_rest(int argc, char **argv)
+{
+	if (optind < argc)
+		fprintf(stderr, "%s: unexpected word '%s'; options start with --\n",
+			program_invocation_short_name, argv[optind]);
+	return optind < argc;
 }

@@ -5,13 +5,21 @@
 /** @file option.h: command lines of the programs. */
 
 #include <getopt.h>
+#include <stdbool.h>
 
-/** Read the next option as getopt_long() without short options does. Also '?', after saying so: an
- * option that takes one value is given twice. Of the rows, 64 at most, the one named `many` takes
- * several; it may be NULL. optind is 0 or 1 at the first call. */
-int kvt_option_next(int argc, char **argv, const struct option *rows, const char *many);
+/** Read the next option as getopt_long() without short options does. '?' after saying, in one line,
+ * what is wrong: it is none, its value is missing or too much, or an option that takes one value is
+ * given twice. Of the rows, 64 at most, the one named `many` takes several; it may be NULL. optind
+ * is 0 or 1 at the first call.
+ *
+ * @help  the command that lists the options, as "kvtlab replay --help-all". */
+int kvt_option_next(int argc, char **argv, const struct option *rows, const char *many,
+		    const char *help);
 
 /** Name of the option that was read last, for messages. */
 const char *kvt_option_name(void);
+
+/** True, after saying so, if words follow the options of a program that takes none. */
+bool kvt_option_rest(int argc, char **argv);
 
 #endif

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tools/records.h"
+#include "tools/socket.h"
 
 /* An alarm: so long without a load, while the pool was filled so often. Filled twice, it has
  * evicted at least as much as it holds. */
@@ -39,6 +40,7 @@ int kvt_store_path(const char *daemon_path, char ret_path[KVT_STORE_PATH_BYTES])
 static int say(struct kvt_error *why, const char *path, int error)
 {
 	const char *text = strerror(-error), *cure = "";
+	int stopped = error == -ETIMEDOUT ? kvt_socket_stopped(path) : 0;
 
 	if (error == -ENOENT) {
 		text = "there is no store";
@@ -50,7 +52,7 @@ static int say(struct kvt_error *why, const char *path, int error)
 		cure = ": join the group that owns the socket, or run as the store's user";
 	} else if (error == -ETIMEDOUT) {
 		text = "the store does not answer";
-		cure = ": its process is stopped or hangs (clients do without it)";
+		cure = ": it hangs or is busy (clients do without it)";
 	} else if (error == -EPROTO || error == -ECONNRESET) {
 		text = "this is no store of this version";
 		cure = ": restart kvtstored after an upgrade";
@@ -59,7 +61,11 @@ static int say(struct kvt_error *why, const char *path, int error)
 		cure = ": only uid 0 and the store's own user may do this";
 	}
 	why->code = error;
-	snprintf(why->text, sizeof(why->text), "%s: %s%s", path, text, cure);
+	if (stopped)
+		snprintf(why->text, sizeof(why->text), "%s: %s: it is stopped, and kill -CONT %d "
+			 "continues it (clients do without it)", path, text, stopped);
+	else
+		snprintf(why->text, sizeof(why->text), "%s: %s%s", path, text, cure);
 	return error;
 }
 

@@ -602,10 +602,15 @@ int kvt_admin_top(struct kvt_admin *admin)
 	int rc;
 
 	setlocale(LC_CTYPE, "");
-	if (kvt_admin_words(admin, options, NULL, 0) || admin->json || (only_once && lines) ||
+	if (kvt_admin_words(admin, options, NULL, 0) ||
 	    (interval && kvt_admin_number(admin, "--interval-ms", interval, 50, 3600000,
 					  &interval_ms)))
-		return kvt_admin_usage(admin);
+		return KVT_EXIT_USAGE;
+	if (admin->json)
+		return kvt_admin_usage(admin, "it has no JSON: drop --json, or ask for status");
+	if (only_once && lines)
+		return kvt_admin_usage(admin, "--once is one frame, --lines a line for each "
+				       "interval: keep one");
 	lines |= !only_once && !isatty(STDOUT_FILENO);
 	rc = kvt_admin_connect(admin);
 	if (!rc)

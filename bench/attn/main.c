@@ -670,7 +670,7 @@ static void options_parse(int argc, char **argv)
 	};
 	int c;
 
-	while ((c = kvt_option_next(argc, argv, longs, NULL)) != -1) {
+	while ((c = kvt_option_next(argc, argv, longs, NULL, "kvtbench-attn --help")) != -1) {
 		switch (c) {
 		case 'q':
 			options.quick = true;
@@ -702,13 +702,12 @@ static void options_parse(int argc, char **argv)
 		case 'h':
 			usage();
 			exit(0);
-		default:
-			fputs("kvtbench-attn --help lists options\n", stderr);
+		default: /* and that was said */
 			exit(2);
 		}
 	}
-	if (optind < argc)
-		errx(2, "%s: what is this? See --help", argv[optind]);
+	if (kvt_option_rest(argc, argv))
+		exit(2);
 }
 
 int main(int argc, char **argv)

@@ -385,7 +385,8 @@ int main(int argc, char **argv)
 	int option;
 
 	kvt_stdio_begin("kvtbench-restart");
-	while ((option = kvt_option_next(argc, argv, names, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, names, NULL,
+					 "kvtbench-restart --help")) != -1) {
 		if (option == 'p')
 			options.positions = number(SEQUENCE, UINT32_MAX);
 		else if (option == 'r')
@@ -397,15 +398,11 @@ int main(int argc, char **argv)
 		else {
 			if (option == 'h')
 				usage();
-			else
-				fputs("kvtbench-restart --help lists options\n", stderr);
 			return option == 'h' ? 0 : 2;
 		}
 	}
-	if (optind < argc) {
-		fprintf(stderr, "kvtbench-restart: unexpected word '%s'\n", argv[optind]);
+	if (kvt_option_rest(argc, argv))
 		return 2;
-	}
 	find_program();
 	measure("killed", KILLED);
 	measure("restarted", RESTARTED);

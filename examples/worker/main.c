@@ -8,12 +8,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/option.h"
 #include "tools/util.h"
 #include "worker.h"
 
@@ -186,7 +186,7 @@ static void take_option(struct worker_options *o, int option, int argc)
 			o->page_size = page_size(optarg);
 		break;
 	case OPT_HELP: fputs(usage, stdout); exit(say_last());
-	default: fputs("Try worker --help.\n", stderr); exit(2);
+	default: exit(2); /* and that was said */
 	}
 }
 
@@ -211,11 +211,12 @@ static void parse(struct worker_options *o, int argc, char **argv)
 	int option;
 
 	*o = (struct worker_options){ .max_tokens = 64, .chunk = 128, .seed = 1, .page_size = 16 };
-	while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1)
+	while ((option = kvt_option_next(argc, argv, long_options, "prompt",
+					 "worker --help")) != -1)
 		take_option(o, option, argc);
 	wrong = complaint(o, optind < argc);
 	if (wrong) {
-		fprintf(stderr, "worker: %s\nTry worker --help.\n", wrong);
+		fprintf(stderr, "worker: %s; worker --help lists the options\n", wrong);
 		exit(2);
 	}
 }

@@ -2,11 +2,12 @@
 
 /* prices: prompts for the model in examples/worker/model, and the answers it must give. */
 
-#include <getopt.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/option.h"
 #include "model.h"
 #include "prices.h"
 
@@ -57,7 +58,7 @@ static void parse(struct ask *ask, int argc, char **argv)
 	int option;
 
 	*ask = (struct ask){ .lines = 100, .seed = 1, .prompts = 1 };
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((option = kvt_option_next(argc, argv, options, NULL, "prices --help")) != -1) {
 		switch (option) {
 		case 'w': ask->words = optarg; break;
 		case 'l': ask->lines = number("lines", optarg, PRICES_WORDS); break;
@@ -67,12 +68,12 @@ static void parse(struct ask *ask, int argc, char **argv)
 		case 't': ask->turns = number("turns", optarg, 1u << 10); break;
 		case 'a': ask->answers = true; break;
 		case 'h': fputs(usage, stdout); exit(fflush(stdout) != 0);
-		default: fputs("Try prices --help.\n", stderr); exit(2);
+		default: exit(2); /* and that was said */
 		}
 	}
 	if (optind < argc || !ask->words || ask->lines == 0) {
-		fputs("prices: --words is needed, and a list has lines\n"
-		      "Try prices --help.\n", stderr);
+		fputs("prices: --words is needed, a list has lines, and there are no other words; "
+		      "prices --help lists the options\n", stderr);
 		exit(2);
 	}
 }
@@ -129,6 +130,6 @@ int main(int argc, char **argv)
 	}
 	if (fflush(stdout) == 0 && !ferror(stdout))
 		return 0;
-	fprintf(stderr, "prices: the output could not be written\n");
+	fprintf(stderr, "prices: standard output: %s\n", strerror(errno));
 	return 1;
 }

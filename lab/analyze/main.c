@@ -110,8 +110,8 @@ static void set(struct analyze *analyze, int code, const char *text, const char 
 	case OPT_HELP:
 		fputs(usage_text, stdout);
 		exit(KVT_EXIT_OK);
-	default:
-		usage_error("the options were not understood");
+	default: /* and that was said */
+		exit(KVT_EXIT_USAGE);
 	}
 }
 
@@ -122,7 +122,8 @@ static void parse(int argc, char **argv, struct analyze *analyze)
 	int c;
 
 	optind = 0;
-	while ((c = kvt_option_next(argc, argv, long_options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, long_options, NULL,
+				    "kvtlab analyze --help")) >= 0) {
 		if (!set_number(analyze, c, optarg))
 			set(analyze, c, optarg, &name);
 	}

@@ -291,7 +291,7 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 	int c;
 
 	optind = 0;
-	while ((c = kvt_option_next(argc, argv, options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, options, NULL, "kvtlab chaos --help")) >= 0) {
 		if (c == 's')
 			*ret_seconds = number("seconds", optarg, 1, 1000000);
 		else if (c == 'S')
@@ -309,13 +309,14 @@ static bool parse(struct chaos *chaos, int argc, char **argv, uint64_t *ret_seco
 		else if (c == 'k')
 			keep = true;
 		else {
-			fputs(c == 'h' ? usage_text : "kvtlab chaos --help lists the options\n",
-			      c == 'h' ? stdout : stderr);
+			if (c == 'h')
+				fputs(usage_text, stdout);
 			exit(c == 'h' ? 0 : 2);
 		}
 	}
 	if (optind < argc) {
-		fprintf(stderr, "kvtlab chaos: unexpected argument '%s'\n", argv[optind]);
+		fprintf(stderr, "kvtlab chaos: unexpected word '%s'; options start with --\n",
+			argv[optind]);
 		exit(2);
 	}
 	return keep;

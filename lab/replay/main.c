@@ -237,8 +237,7 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 		if (code == OPT_HELP_ALL)
 			fputs(more_usage, stdout);
 		exit(KVT_EXIT_OK);
-	default:
-		fputs("kvtlab replay --help-all lists the options\n", stderr);
+	default: /* and that was said */
 		exit(KVT_EXIT_USAGE);
 	}
 }
@@ -278,7 +277,8 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 	int c;
 
 	optind = 0;
-	while ((c = kvt_option_next(argc, argv, long_options, NULL)) >= 0) {
+	while ((c = kvt_option_next(argc, argv, long_options, NULL,
+				    "kvtlab replay --help-all")) >= 0) {
 		if (!set_number(options, c, optarg) && !set_flag(options, c))
 			set_text(options, c, optarg, ret_write);
 	}

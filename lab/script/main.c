@@ -13,6 +13,7 @@
 
 #include "lab/daemon.h"
 #include "lab/script/engine.h"
+#include "tools/option.h"
 
 #define MAX_DAEMON_FLAGS 60
 
@@ -66,10 +67,8 @@ static int run_file(struct kvt_script *script, FILE *file, const char *first)
 	kvt_json_free(&script->json);
 	if (script->observer)
 		kvt_client_abandon(script->observer);
-	if (script->broken) {
-		fprintf(stderr, "kvtlab script: cannot write the answers to stdout\n");
+	if (script->broken) /* the end of the program tells why */
 		return KVT_EXIT_PROBLEM;
-	}
 	if (error) {
 		fprintf(stderr, "kvtlab script: cannot read the script: %s\n", strerror(error));
 		return KVT_EXIT_USAGE;
@@ -216,27 +215,32 @@ static int run_path(const char *path, const char *options, const char *socket_pa
 
 int kvt_script_main(int argc, char **argv)
 {
-	const char *options = NULL, *path = NULL, *socket_path = NULL;
+	static const struct option rows[] = {
+		{ "daemon", required_argument, NULL, 'd' },
+		{ "socket", required_argument, NULL, 's' },
+		{ "json", no_argument, NULL, 'j' }, /* accepted; answers are always JSON */
+		{ "help", no_argument, NULL, 'h' },
+		{ 0 },
+	};
+	const char *options = NULL, *socket_path = NULL;
+	int option;
 
-	for (int i = 1; i < argc; i++) {
-		if (strcmp(argv[i], "--daemon") == 0 && i + 1 < argc && !options)
-			options = argv[++i];
-		else if (strcmp(argv[i], "--socket") == 0 && i + 1 < argc && !socket_path)
-			socket_path = argv[++i];
-		else if (strcmp(argv[i], "--help") == 0)
+	optind = 0;
+	while ((option = kvt_option_next(argc, argv, rows, NULL, "kvtlab script --help")) != -1) {
+		if (option == 'h')
 			return help();
-		else if (strcmp(argv[i], "--json") == 0)
-			; /* accepted; answers are always JSON */
-		else if (argv[i][0] == '-' && argv[i][1])
-			return usage("unknown option, one without its value, or one given twice");
-		else if (path)
-			return usage("one FILE, or - for standard input");
-		else
-			path = argv[i];
+		if (option == '?')
+			return KVT_EXIT_USAGE;
+		if (option == 'd')
+			options = optarg;
+		else if (option == 's')
+			socket_path = optarg;
 	}
 	if (options && socket_path)
 		return usage("--daemon starts a daemon, --socket names one: keep one");
-	if (!path)
+	if (optind == argc)
 		return usage("no FILE given; - is standard input");
-	return run_path(path, options, socket_path);
+	if (optind + 1 < argc)
+		return usage("one FILE, or - for standard input");
+	return run_path(argv[optind], options, socket_path);
 }

@@ -125,7 +125,7 @@ def test_a_store(daemon, examine):
             with stopped(store.pid):
                 wrong, _, said = examine(daemon.socket)
             assert wrong == 1 and ".store: the store does not answer" in said
-            assert "\n      its process is stopped or hangs" in said
+            assert f"\n      it is stopped, and kill -CONT {store.pid} continues it" in said
         finally:
             store.kill()
     wrong, _, said = examine(daemon.socket)

@@ -25,7 +25,7 @@ endif
 
 # Without nvcc: the worker that runs on stand-ins only.
 ifneq ($(STANDIN_IMAGES),)
-$(O)/tests/worker/worker: $(call objs,examples/worker/main.c tools/util.c) \
+$(O)/tests/worker/worker: $(call objs,examples/worker/main.c tools/util.c tools/option.c) \
 		$(filter-out %/compute_images.o,$(WORKER_PARTS)) $(STANDIN_IMAGES) \
 		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(link_test) $(WORKER_LIBS)
