@@ -79,6 +79,7 @@ extern "C" {
  * At most 1 in 16 pages of the pool (n_slots) may be announced without a page behind it: -ENOSPC,
  * reason `slots`, `available` counts the leading pages whose keys BEGIN can take. Begin with those;
  * COMMIT brings the other keys. kvt_seq_start() does so: its sequence holds the others until then.
+ * After kvt_seq_adopt() give them to kvt_seq_hold().
  *
  * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
  * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and

@@ -64,6 +64,11 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *begun, uint32_t n_keys,
 		  struct kvt_seq **ret_seq);
 
+/** Give a sequence keys ahead of the commits that will bring them: those from kvt_seq_known() on,
+ * for which a BEGIN with KVT_F_NO_PAGES had no slot. Costs no message. kvt_seq_start() does so
+ * itself. Errors, which change nothing: -ENOMEM, -ECONNRESET; -EINVAL the sequence has ended. */
+int kvt_seq_hold(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys);
+
 /** The page table: entry i holds positions [i * page_size, (i + 1) * page_size). Valid until the
  * next call on this sequence, other than this one and those down to kvt_seq_known(), which only
  * read. Entries below kvt_seq_next() / page_size are cached pages of the tree, or soon will be:

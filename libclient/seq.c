@@ -199,6 +199,15 @@ static int hold_room(struct kvt_seq *seq, uint64_t n)
 	return 0;
 }
 
+/* Hold keys until a commit has slots for them. There is room. */
+static void hold(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys)
+{
+	KVT_ASSERT(n_keys <= seq->held_capacity - seq->n_held);
+	if (n_keys)
+		memcpy(seq->held + seq->n_held, keys, n_keys * sizeof(*keys));
+	seq->n_held += n_keys;
+}
+
 /* Refused for want of slots, without pages: true if it can begin with fewer keys. With FULL, since
  * the keys that are left out follow. */
 static bool fewer_keys(const struct kvt_client *client, struct kvt_request *begin)
@@ -262,9 +271,8 @@ int kvt_seq_start(struct kvt_client *client, const struct kvt_request *begin,
 		return rc;
 	}
 	begun(seq, &result, request.n_keys);
-	seq->n_held = begin->n_keys - request.n_keys;
-	if (seq->n_held)
-		memcpy(seq->held, begin->keys + request.n_keys, seq->n_held * sizeof(*seq->held));
+	if (request.n_keys < begin->n_keys)
+		hold(seq, begin->keys + request.n_keys, begin->n_keys - request.n_keys);
 	kvt_result_release(client, &result);
 	*ret_seq = seq;
 	return 0;
@@ -279,6 +287,8 @@ int kvt_seq_adopt(struct kvt_client *client, struct kvt_result *answer, uint32_t
 
 	if (rc != 0)
 		return rc;
+	if (most == answer->reusable) /* NO_PAGES: EXTEND gives those of the other keys */
+		most = UINT32_MAX;
 	if (answer->op != KVT_OP_BEGIN || answer->error || answer->flags & KVT_CQE_ASYNC ||
 	    !answer->lease.index || (answer->n_pages && !answer->pages) || n_keys > most ||
 	    n_keys < answer->matched)
@@ -335,6 +345,17 @@ static int seq_usable(const struct kvt_seq *seq)
 	if (!seq || seq->magic != KVT_SEQ_MAGIC)
 		return -EINVAL; /* ended or invalid */
 	return kvt_client_usable(seq->client);
+}
+
+int kvt_seq_hold(struct kvt_seq *seq, const uint32_t *keys, uint32_t n_keys)
+{
+	int rc = seq_usable(seq);
+
+	if (rc == 0)
+		rc = hold_room(seq, (uint64_t)seq->n_held + n_keys);
+	if (rc == 0)
+		hold(seq, keys, n_keys);
+	return rc;
 }
 
 /* Wait for all outstanding answers: then the page table is the daemon's. */

@@ -57,8 +57,8 @@ int kvtpy_start(struct kvt_client *client, const struct kvt_request *begin,
 		struct kvtpy_got *got);
 int kvtpy_submit(struct kvt_client *client, struct kvtpy_got *got, struct kvtpy_call *call);
 int kvtpy_reap(struct kvt_client *client, struct kvtpy_batch *batch, int min, int max);
-int kvtpy_adopt(struct kvt_client *client, struct kvtpy_batch *batch, uint32_t n_keys,
-		struct kvtpy_got *got);
+int kvtpy_adopt(struct kvt_client *client, struct kvtpy_batch *batch,
+		const struct kvtpy_call *begin, uint32_t n_keys, struct kvtpy_got *got);
 int kvtpy_handled(struct kvt_client *client, struct kvtpy_batch *batch, struct kvtpy_got *got);
 bool kvtpy_owns(const struct kvtpy_got *got);
 int kvtpy_give_back(struct kvt_client *client, struct kvtpy_got *got);
@@ -223,11 +223,25 @@ int kvtpy_reap(struct kvt_client *client, struct kvtpy_batch *batch, int min, in
 	return rc;
 }
 
-/* Make a sequence of the batch's next answer. Twice: nothing happens. */
-int kvtpy_adopt(struct kvt_client *client, struct kvtpy_batch *batch, uint32_t n_keys,
-		struct kvtpy_got *got)
+/* Make a sequence of the batch's next answer, and give it the keys that its BEGIN left out of
+ * n_keys. Twice: nothing happens. */
+int kvtpy_adopt(struct kvt_client *client, struct kvtpy_batch *batch,
+		const struct kvtpy_call *begin, uint32_t n_keys, struct kvtpy_got *got)
 {
-	return got->seq ? 0 : kvt_seq_adopt(client, &batch->answers[batch->at], n_keys, &got->seq);
+	struct kvt_result *answer = &batch->answers[batch->at];
+	uint32_t known;
+	int rc = 0;
+
+	if (!got->seq) {
+		rc = kvt_seq_adopt(client, answer, begin->request.n_keys, &got->seq);
+		if (rc != 0)
+			return rc;
+		answer->lease.index = 0; /* the sequence's */
+	}
+	known = kvt_seq_known(got->seq);
+	if (known < n_keys)
+		rc = kvt_seq_hold(got->seq, begin->request.keys + known, n_keys - known);
+	return rc;
 }
 
 /* The batch's next answer has been handled. Move it to `got`, unless that is NULL. */

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from ._client import Client
     from ._seq import AsyncSequence
 
-_EAGAIN, _EBUSY = -errno.EAGAIN, -errno.EBUSY
+_EAGAIN, _EBUSY, _ENOSPC = -errno.EAGAIN, -errno.EBUSY, -errno.ENOSPC
 _RETRY_S = 0.001
 _LOST_S = 0.05  # between two looks at a daemon that hung up
 _ASK_S = 0.01  # between two questions whether begins in the queue need to wait
 _ASK_MOST = 8  # of them at a time
 _KEEP_S = 0.05  # between two looks of the thread that gives back
 _WAIT, _ANNOUNCED = lib.KVT_F_WAIT, lib.KVT_REASON_ANNOUNCED
+_FULL, _SLOTS = lib.KVT_F_FULL, lib.KVT_REASON_SLOTS
 _running_loop = asyncio._get_running_loop
 _new, _CALL, _KEYS = ffi.new, ffi.typeof("struct kvtpy_call *"), ffi.typeof("uint32_t[]")
 
@@ -45,6 +46,8 @@ class Call:
 
     keys: Any = None
     """Holds the memory of the request's keys."""
+    n_keys = 0
+    """A begin's: how many there are. Without pages it is asked again with those that have slots."""
     got: Optional[Got] = None
     """A begin's: its sequence."""
     at = -1
@@ -115,6 +118,18 @@ class Call:
             ffi.memmove(keys, self.keys, 4 * request.n_keys)
             request.keys = self.keys = keys
         self.ready = True
+
+
+    def has_slots(self, n_keys: int) -> bool:
+        """A begin's, without pages: how many of its keys have slots. False: all, so that was not why
+        it was refused. With FULL, since the keys that are left out follow. Twice: as once."""
+        request = self.request
+        if n_keys > request.n_keys:
+            return False
+        request.flags |= _FULL
+        request.min_positions = min(request.min_positions, n_keys)
+        request.n_keys = n_keys
+        return True
 
 
 class Answers(Owner):
@@ -307,6 +322,13 @@ class Answers(Owner):
             call.native.submitted = False  # before the answer is gone: this may run twice
             lib.kvtpy_handled(client._handle, client._batch, ffi.NULL)
             return True
+        if (native.error == _ENOSPC and native.reason == _SLOTS and not call.done and
+                call.has_slots(native.available * client.info.page_size)):
+            if call not in self._begins:
+                self._begins.append(call)
+            call.native.submitted = False  # as above
+            lib.kvtpy_handled(client._handle, client._batch, ffi.NULL)
+            return True
         if not call.done:
             value: Optional[AsyncSequence] = None
             error: Optional[BaseException] = from_result(native) if native.error else None
@@ -316,7 +338,7 @@ class Answers(Owner):
                     error = client._end_outcome(native, call.request.arg > 0)
             elif error is None:
                 call.got = call.got or Got(client)
-                code = lib.kvtpy_adopt(client._handle, client._batch, call.request.n_keys,
+                code = lib.kvtpy_adopt(client._handle, client._batch, call.native, call.n_keys,
                                        call.got.native)
                 if code == 0:
                     value = client._async_sequence(call.got)

@@ -267,10 +267,11 @@ class Namespace(Owner):
         tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
         full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
         Client.alloc(). no_pages: without extra, the table ends with the reusable pages, and extend()
-        gives the others; until then nobody waits for this sequence. point: where pages have sides, the positions behind which the commit that
-        reaches them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is
-        cached or announced: others that could continue there wait for it. min_positions: with fewer
-        tokens the sequence reuses and publishes nothing, and a shorter match is not reused.
+        gives the others; until then nobody waits for this sequence. Commits bring the keys that had
+        no slot. point: where pages have sides, the positions behind which the commit that reaches
+        them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is cached or
+        announced: others that could continue there wait for it. min_positions: with fewer tokens the
+        sequence reuses and publishes nothing, and a shorter match is not reused.
         Waits up to begin_wait for what other processes compute of the same prompt.
         Raises NoSpace, QuotaExceeded, ConnectionLost, Timeout.
         """
@@ -295,7 +296,8 @@ class Namespace(Owner):
 
     async def begin_async(self, tokens: Tokens, extra: int = 0, *, full: bool = False,
                           force_miss: bool = False, own_stream: bool = False,
-                          point: int = 0, min_positions: int = 0) -> AsyncSequence:
+                          no_pages: bool = False, point: int = 0,
+                          min_positions: int = 0) -> AsyncSequence:
         """begin() in an event loop. Thousands may wait at a time. What a cancelled call got, or will
         get, is given back, whether or not a loop runs then.
 
@@ -304,7 +306,7 @@ class Namespace(Owner):
         client = self._client
         keys, n = keys_of(tokens)
         flags = ((_FULL if full else 0) | (_FORCE_MISS if force_miss else 0) |
-                 (_OWN_STREAM if own_stream else 0))
+                 (_OWN_STREAM if own_stream else 0) | (_NO_PAGES if no_pages else 0))
         for number, what in (extra, "extra"), (point, "point"), (min_positions, "min_positions"):
             count_of(number, what)
         wait_ms = min(int(client._begin_wait * 1000), 0xffffffff)
@@ -317,6 +319,9 @@ class Namespace(Owner):
                 request = call.request
                 self._fill(request, lib.KVT_OP_BEGIN, keys, n, flags)
                 request.arg, request.point, request.min_positions = extra, point, min_positions
+                call.n_keys = n
+                if no_pages:  # it may be asked more than once
+                    call.own_keys()
                 if wait_ms > 0:
                     asked = client._ask_store(ffi.addressof(request))
                     call.wait(wait_ms)

@@ -71,6 +71,38 @@ def test_a_prompt_of_half_the_pool_begins_without_pages(client, ns):
     client.evict(client.info.n_pages)
 
 
+def test_two_of_half_the_pool_begin_without_pages_in_an_event_loop(client, ns):
+    """The second one finds no slot: it announces nothing, and publishes all the same."""
+    half = client.info.n_pages // 2 * 16 - 16
+    client.evict(client.info.n_pages)
+
+    async def begin(first):
+        tokens = list(range(first, first + half))
+        begun = asyncio.ensure_future(ns.begin_async(tokens, no_pages=True))
+        await asyncio.sleep(0)
+        tokens[:] = [0] * half  # copied before the first wait
+        return await begun
+
+    async def both():
+        seqs = await asyncio.gather(begin(0), begin(half))
+        assert [(seq.reusable, seq.known, len(seq.pages)) for seq in seqs] == [(0, half, 0)] * 2
+        for seq in seqs:
+            await seq.extend(half)
+            for computed in half // 2, half:
+                await seq.commit(computed)
+            assert seq.known == half and len(seq.pages) == half // 16
+            await seq.end()
+        async with await ns.begin_async([*range(half), 1], no_pages=True) as seq:
+            assert (seq.reusable, len(seq.pages)) == (half, half // 16)
+        with pytest.raises(kvtrunk.InvalidArgument):
+            await ns.begin_async(range(half), extra=16, no_pages=True)
+
+    asyncio.run(both())
+    for first in 0, half:
+        assert ns.match(list(range(first, first + half))).positions == half
+    client.evict(client.info.n_pages)
+
+
 def test_a_sequence_lives_from_begin_to_end(client, ns):
     tokens = list(range(100))
     with ns.begin(tokens, extra=20) as seq:

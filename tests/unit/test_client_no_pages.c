@@ -123,6 +123,36 @@ TEST_WITH(one_that_can_announce_nothing_reuses_all_that_is_cached, setup, teardo
 	assert_int_equal(reused(HALF + 1), HALF);
 }
 
+/* A scheduler's: what the refusal says fits is begun, and the sequence holds the other keys. */
+TEST_WITH(a_submitted_begin_of_fewer_keys_is_given_the_others, setup, teardown)
+{
+	struct kvt_request wanted = request(writer, HALF);
+	struct kvt_result answer;
+	struct kvt_seq *seq;
+
+	wanted.op = KVT_OP_BEGIN;
+	for (;;) {
+		assert_int_equal(kvt_submit(writer, &wanted), 0);
+		assert_int_equal(kvt_reap(writer, &answer, 1, 1), 1);
+		if (answer.error == 0)
+			break;
+		assert_int_equal(answer.error, -ENOSPC);
+		assert_int_equal(answer.reason, KVT_REASON_SLOTS);
+		assert_true(answer.available * PS < wanted.n_keys);
+		wanted.n_keys = answer.available * PS;
+		wanted.flags |= KVT_F_FULL;
+	}
+	assert_true(wanted.n_keys < HALF);
+	assert_int_equal(kvt_seq_adopt(writer, &answer, wanted.n_keys, &seq), 0);
+	assert_int_equal(kvt_seq_hold(seq, keys + wanted.n_keys, HALF - wanted.n_keys), 0);
+	assert_int_equal(kvt_seq_known(seq), HALF);
+	assert_int_equal(kvt_seq_extend(seq, HALF), 0);
+	assert_int_equal(kvt_seq_commit(seq, HALF, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	assert_int_equal(kvt_seq_hold(seq, keys, 1), -EINVAL);
+	assert_int_equal(reused(HALF + 1), HALF);
+}
+
 TEST_WITH(extra_positions_are_pages_and_refused, setup, teardown)
 {
 	struct kvt_request wanted = request(writer, 8);
