@@ -56,11 +56,14 @@ int main(int argc, char **argv)
 		kvt_config_dump(stdout);
 		return 0;
 	case KVT_COMMAND_CHECK:
-		if (kvt_daemon_check(&daemon, why) != 0) {
+		error = kvt_daemon_check(&daemon, why);
+		if (error) {
 			fprintf(stderr, "kvtrunkd: %s\n", why);
-			return EXIT_USAGE;
+			return exit_code(error);
 		}
 		kvt_pool_plan_print(&daemon.config, &daemon.plan, stdout);
+		if (*daemon.config.note)
+			printf("note: %s\n", daemon.config.note);
 		if (*daemon.pool.note)
 			printf("note: %s\n", daemon.pool.note);
 		printf("configuration is good\n");

@@ -59,6 +59,20 @@
 #define TEST_CLOCK_START_NS 1000000000ull
 #define POLLS_BESIDE 8 /* socket, signals, keeper */
 
+/* ---- what options name */
+
+/* Make the error of a path that an option gives that of a bad option: another try does not help.
+ * Not beside a cache to recover, which a service manager drops when it does not try again. */
+static int named(const struct kvt_daemon *daemon, int error)
+{
+	static const int wrong[] = { ENOENT, ENOTDIR, EISDIR, EEXIST, EACCES, ELOOP, ENAMETOOLONG };
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		if (error == -wrong[i] && !kvt_fdstore_has_cache(&daemon->kept.passed))
+			return -EINVAL;
+	return error;
+}
+
 /* ---- limits of the process */
 
 static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -167,17 +181,6 @@ static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 	return -ENOMEM;
 }
 
-static int cannot_lock(int error, char why[KVT_WHY_BYTES])
-{
-	struct rlimit limit;
-
-	getrlimit(RLIMIT_MEMLOCK, &limit);
-	snprintf(why, KVT_WHY_BYTES, "cannot lock pool, arena, ledger and scratch: %s; "
-		 "RLIMIT_MEMLOCK is %llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
-		 strerror(-error), (unsigned long long)limit.rlim_cur);
-	return error;
-}
-
 static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	if (!daemon->config.mlock)
@@ -186,7 +189,7 @@ static int lock_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	    mlock(daemon->ledger.base, daemon->ledger.bytes) == 0 &&
 	    mlock(daemon->scratch, daemon->sizes.scratch_bytes) == 0)
 		return 0;
-	return cannot_lock(-errno, why);
+	return kvt_memory_not_locked(-errno, why, KVT_WHY_BYTES);
 }
 
 /* End the log: a successor must not continue it, because effects are missing. */
@@ -261,8 +264,8 @@ static int open_oplog(struct kvt_daemon *daemon, bool adopting, char why[KVT_WHY
 
 	if (adopting)
 		return continue_oplog(daemon, why);
-	error = kvt_oplog_open(daemon->config.log_file, &daemon->core_config, &daemon->oplog, why,
-			       KVT_WHY_BYTES);
+	error = named(daemon, kvt_oplog_open(daemon->config.log_file, &daemon->core_config,
+					     &daemon->oplog, why, KVT_WHY_BYTES));
 	return !error && daemon->notify.store ? make_oplog_tail(daemon, why) : error;
 }
 
@@ -559,12 +562,14 @@ static bool asked_to_end(void)
 	       (sigismember(&waiting, SIGTERM) || sigismember(&waiting, SIGINT));
 }
 
-/* True if waiting may help: the holder is exiting, as after kill -9, or unknown. The io_uring of a
- * dead daemon holds its socket for a moment longer, with the clients in its queue. */
-static bool may_end(pid_t holder, int waited_ms)
+/* True if waiting may help: the holder lets leases end, is exiting, as after kill -9, or is
+ * unknown. The io_uring of a dead daemon holds its socket for a moment longer, with the clients in
+ * its queue. */
+static bool may_end(pid_t holder, int drain_ms, int waited_ms)
 {
-	return kvt_process_ending(holder) ? waited_ms < ENDING_MS :
-					    holder == 0 && waited_ms < UNKNOWN_MS;
+	if (drain_ms > 0 || kvt_process_ending(holder))
+		return waited_ms - drain_ms < ENDING_MS;
+	return holder == 0 && waited_ms < UNKNOWN_MS;
 }
 
 /* Retry `take` while that may help. -EADDRINUSE: the holder lives, or the wait timed out. *holder:
@@ -574,8 +579,9 @@ static int insist(struct kvt_daemon *daemon, int take(struct kvt_daemon *daemon,
 {
 	int error = take(daemon, why);
 
-	for (int waited_ms = 0; error == -EADDRINUSE && may_end(*holder, waited_ms) &&
-	     !asked_to_end(); waited_ms += LOCK_POLL_MS) {
+	for (int waited_ms = 0; error == -EADDRINUSE &&
+	     may_end(*holder, daemon->lock.drain_ms, waited_ms) && !asked_to_end();
+	     waited_ms += LOCK_POLL_MS) {
 		if (waited_ms == 0)
 			kvt_log(KVT_LOG_INFO, "waits", "why=\"%s\"", why);
 		poll(NULL, 0, LOCK_POLL_MS);
@@ -625,7 +631,7 @@ static int make_socket(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (error && !*why)
 		snprintf(why, KVT_WHY_BYTES, "cannot listen on %s: %s", daemon->listener.path,
 			 strerror(-error));
-	return error;
+	return named(daemon, error);
 }
 
 /* Start to listen, once everything is made: a connection that a failing start accepted is lost.
@@ -720,6 +726,8 @@ static void report(const struct kvt_daemon *daemon)
 		KVT_SEGMENT_BYTES_MAX + sizeof(struct kvt_mirror) + 4ull *
 			(2ull * core->max_op_keys + core->max_op_keys / core->page_size),
 		daemon->pool.ops->name);
+	if (*daemon->config.note)
+		kvt_log(KVT_LOG_NOTICE, "options", "note=\"%s\"", daemon->config.note);
 	if (*daemon->pool.note)
 		kvt_log(KVT_LOG_NOTICE, "pool", "note=\"%s\"", daemon->pool.note);
 	kvt_log(KVT_LOG_INFO, "limits", "page_size=%u page_bytes=%llu n_pages=%u n_slots=%u "
@@ -776,22 +784,44 @@ static int check_mlock(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	/* MLOCK_ONFAULT checks the limit and allocates no page. */
 	if (base == MAP_FAILED || mlock2(base, bytes, MLOCK_ONFAULT) != 0)
-		error = cannot_lock(-errno, why);
+		error = kvt_memory_not_locked(-errno, why, KVT_WHY_BYTES);
 	if (base != MAP_FAILED)
 		munmap(base, bytes);
 	return error;
 }
 
+/* Check what options name, as far as that can be told beforehand. The start does so, too, before it
+ * makes anything. */
 static int check_names(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_config *config = &daemon->config;
+	int error = 0;
 	gid_t gid;
 
 	if (kvt_peer_group(config->socket_group, &gid) != 0)
 		return no_group("socket_group", config->socket_group, why);
 	if (kvt_peer_group(config->admin_group, &gid) != 0)
 		return no_group("admin_group", config->admin_group, why);
-	return *config->log_file ? kvt_oplog_check(config->log_file, why, KVT_WHY_BYTES) : 0;
+	if (*config->log_file)
+		error = kvt_oplog_check(config->log_file, why, KVT_WHY_BYTES);
+	return named(daemon, error);
+}
+
+/* Check the places of lock and socket, which a start makes. A running instance has them. */
+static int check_places(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	const struct kvt_config *config = &daemon->config;
+	char path[108];
+	int error;
+
+	if (kvt_lock_held(config->runtime_dir, config->instance))
+		return 0;
+	error = kvt_lock_check(config->runtime_dir, config->instance, why, KVT_WHY_BYTES);
+	if (!error)
+		error = socket_path(config, path);
+	if (!error)
+		error = kvt_socket_check(path, *config->socket_path, why);
+	return named(daemon, error);
 }
 
 int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
@@ -801,7 +831,7 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
-		error = kvt_daemon_plan(daemon, why);
+		error = named(daemon, kvt_daemon_plan(daemon, why));
 	if (!error)
 		error = check_memory(daemon, why);
 	if (!error)
@@ -812,6 +842,8 @@ int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 		error = check_mlock(daemon, why);
 	if (!error)
 		error = check_names(daemon, why);
+	if (!error)
+		error = check_places(daemon, why);
 	if (!error)
 		error = kvt_host_try(why);
 	if (!error)
@@ -952,11 +984,14 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = pin_to_cpu(daemon, why);
 	if (!error)
-		error = kvt_daemon_plan(daemon, why);
+		error = named(daemon, kvt_daemon_plan(daemon, why));
 	if (!error)
 		error = check_memory(daemon, why);
+	/* Beside a cache to recover: that is worth more than a group, or a log. */
+	if (!error && !kvt_fdstore_has_cache(&daemon->kept.passed))
+		error = check_names(daemon, why);
 	if (!error)
-		error = insist(daemon, take_lock, &daemon->lock.holder, why);
+		error = named(daemon, insist(daemon, take_lock, &daemon->lock.holder, why));
 	if (!error)
 		error = kvt_host_try(why);
 	if (!error)

@@ -454,16 +454,39 @@ static int open_error(const char *path, int error, char *why, size_t why_bytes)
 	return error;
 }
 
+/* Check an open file, and empty it unless `only` to look. */
+static int use_file(int fd, bool only, const char *path, char *why, size_t why_bytes)
+{
+	struct stat st;
+	int error = fstat(fd, &st) < 0 ? -errno : 0;
+
+	if (!error && S_ISREG(st.st_mode))
+		error = may_replace(fd);
+	if (!error && !only && S_ISREG(st.st_mode) && ftruncate(fd, 0) < 0)
+		error = -errno;
+	if (error)
+		snprintf(why, why_bytes,
+			 error == -EEXIST ? "%s exists and is no operation log: it is left as it "
+					    "is; name another file or remove it" :
+					    "cannot use %s as operation log: %s",
+			 path, strerror(-error));
+	return error;
+}
+
 int kvt_oplog_check(const char *path, char *why, size_t why_bytes)
 {
 	const char *slash = strrchr(path, '/');
 	char directory[256];
+	int fd = open(path, O_RDWR | O_CLOEXEC), error;
 
-	if (euidaccess(path, W_OK) == 0)
-		return 0;
+	if (fd >= 0) {
+		error = use_file(fd, true, path, why, why_bytes);
+		close(fd);
+		return error;
+	}
 	snprintf(directory, sizeof(directory), "%.*s", slash ? (int)(slash - path) + 1 : 1,
 		 slash ? path : ".");
-	if (errno == ENOENT && euidaccess(directory, W_OK) == 0)
+	if (errno == ENOENT && euidaccess(directory, W_OK | X_OK) == 0)
 		return 0;
 	return open_error(path, -errno, why, why_bytes);
 }
@@ -471,24 +494,13 @@ int kvt_oplog_check(const char *path, char *why, size_t why_bytes)
 static int open_file(const char *path, char *why, size_t why_bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600), error;
-	struct stat st;
 
 	if (fd < 0)
 		return open_error(path, -errno, why, why_bytes);
-	error = fstat(fd, &st) < 0 ? -errno : 0;
-	if (!error && S_ISREG(st.st_mode))
-		error = may_replace(fd);
-	if (!error && S_ISREG(st.st_mode) && ftruncate(fd, 0) < 0)
-		error = -errno;
-	if (!error)
-		return fd;
-	close(fd);
-	snprintf(why, why_bytes,
-		 error == -EEXIST ? "%s exists and is no operation log: it is left as it is; name "
-				    "another file or remove it" :
-				    "cannot use %s as operation log: %s",
-		 path, strerror(-error));
-	return error;
+	error = use_file(fd, false, path, why, why_bytes);
+	if (error)
+		close(fd);
+	return error ? error : fd;
 }
 
 static void free_log(struct kvt_oplog *log)

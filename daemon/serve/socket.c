@@ -13,6 +13,7 @@
 #include "daemon/serve/socket.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,6 +35,13 @@
 
 /* ---- bind */
 
+static int no_socket(const char *path, char *why)
+{
+	snprintf(why, KVT_WHY_BYTES, "socket_path %s exists and is not a socket: remove it or "
+		 "choose another", path);
+	return -EEXIST;
+}
+
 /* Remove a dead daemon's socket file. -EADDRINUSE: a process listens there, or the kernel has not
  * released what a dead one had. listener.holder: its pid, 0 if unknown. */
 static int clear_socket(struct kvt_daemon *daemon, char *why)
@@ -47,11 +55,8 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 
 	if (lstat(path, &there) != 0)
 		return 0;
-	if (!S_ISSOCK(there.st_mode)) {
-		snprintf(why, KVT_WHY_BYTES, "socket_path %s exists and is not a socket: remove it "
-			 "or choose another", path);
-		return -EEXIST;
-	}
+	if (!S_ISSOCK(there.st_mode))
+		return no_socket(path, why);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
@@ -79,6 +84,23 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 		snprintf(why, KVT_WHY_BYTES, "socket %s is in use (%s): choose another socket_path",
 			 path, strerror(-error));
 	return -EADDRINUSE;
+}
+
+int kvt_socket_check(const char *path, bool in_folder, char *why)
+{
+	char folder[108];
+	struct stat there;
+	int error;
+
+	if (lstat(path, &there) == 0)
+		return S_ISSOCK(there.st_mode) ? 0 : no_socket(path, why);
+	strlcpy(folder, path, sizeof(folder));
+	strlcat(dirname(folder), "/.", sizeof(folder)); /* ENOTDIR if it is none */
+	if (!in_folder || euidaccess(folder, W_OK | X_OK) == 0)
+		return 0;
+	error = -errno;
+	snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", path, strerror(-error));
+	return error;
 }
 
 static int own_socket(const struct kvt_daemon *daemon, char *why)

@@ -23,6 +23,9 @@ struct kvt_listener {
 	uint64_t name_due_ns; /* time of the next look at the name */
 };
 
+/** Check, without making anything, that a socket could be bound here. `in_folder`: also that the
+ * folder is there. Errors and `why` as of kvt_socket_bind(). */
+int kvt_socket_check(const char *path, bool in_folder, char *why);
 /** Bind and listen at socket_path. -EADDRINUSE with `why`: a process listens there. */
 int kvt_socket_bind(struct kvt_daemon *daemon, char *why);
 /** Take listen_fd, which the service manager or a predecessor bound. */

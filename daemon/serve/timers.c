@@ -181,6 +181,7 @@ static void begin_drain(struct kvt_daemon *daemon, int signal)
 	kvt_core_drain(daemon->core, true, daemon->clock.now_ns);
 	kvt_core_publish(daemon->core, KVT_ARENA_DRAINING);
 	stop_listening(daemon);
+	kvt_lock_drain(&daemon->lock, 1 + (int)daemon->config.drain_ms);
 	kvt_notify_tell(&daemon->notify, "STOPPING=1\n");
 	send_status(daemon);
 }

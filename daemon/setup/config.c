@@ -511,21 +511,34 @@ int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[K
 	return error ? error : used;
 }
 
+/* Rank of the place that an option was set at: default, file, variable, flag. */
+static int strength(const char *place)
+{
+	return strcmp(place, "default") == 0 ? 0 : strncmp(place, "--", 2) == 0 ? 3 :
+	       *place == '$'		     ? 2 : 1;
+}
+
 int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES])
 {
-	const char *pages = config->origins[row_find("n_pages", 7) - option_rows];
-	const char *bytes = config->origins[row_find("pool_bytes", 10) - option_rows];
-	bool pages_flag = strncmp(pages, "--", 2) == 0, bytes_flag = strncmp(bytes, "--", 2) == 0;
+	char *pages = config->origins[row_find("n_pages", 7) - option_rows];
+	char *bytes = config->origins[row_find("pool_bytes", 10) - option_rows];
+	bool by_bytes = strength(bytes) > strength(pages);
 
-	if (!config->n_pages || strcmp(bytes, "default") == 0)
+	if (!config->n_pages || strength(bytes) == 0)
 		return 0;
-	if (bytes_flag && !pages_flag)
+	if (strength(bytes) == strength(pages)) {
+		snprintf(why, KVT_WHY_BYTES, "n_pages (%s) and pool_bytes (%s) both give the size "
+			 "of the pool: leave one of them out", pages, bytes);
+		return -EINVAL;
+	}
+	snprintf(config->note, sizeof(config->note), "%s (%s) gives the size of the pool, and %s "
+		 "(%s) is not used", by_bytes ? "pool_bytes" : "n_pages", by_bytes ? bytes : pages,
+		 by_bytes ? "n_pages" : "pool_bytes", by_bytes ? pages : bytes);
+	if (by_bytes) {
 		config->n_pages = 0;
-	if (bytes_flag != pages_flag)
-		return 0;
-	snprintf(why, KVT_WHY_BYTES, "n_pages (%s) and pool_bytes (%s) both give the size of the "
-		 "pool: leave one of them out", pages, bytes);
-	return -EINVAL;
+		strlcpy(pages, bytes, KVT_ORIGIN_BYTES);
+	}
+	return 0;
 }
 
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,

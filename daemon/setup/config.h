@@ -48,6 +48,7 @@ struct kvt_config {
 	KVT_DAEMON_OPTIONS(KVT_FIELD)
 	/* Where each option was set, in the table's order: "default", "--policy", "FILE:12". */
 	char origins[KVT_OPTION_COUNT][KVT_ORIGIN_BYTES];
+	char note[2 * KVT_ORIGIN_BYTES + 80]; /* an option that another one overrides; "": none */
 };
 
 enum kvt_hugepages { KVT_HUGEPAGES_AUTO = 0, KVT_HUGEPAGES_NO = 1, KVT_HUGEPAGES_REQUIRE = 2 };
@@ -77,9 +78,10 @@ int kvt_config_load_environment(struct kvt_config *config, char why[KVT_WHY_BYTE
  * arguments. Returns the number consumed, or a negative errno. */
 int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[KVT_WHY_BYTES]);
 
-/** Settle which of n_pages and pool_bytes gives the pool's size: a flag before a file. -EINVAL with
- * `why`: both were set in one place. */
+/** Settle which of n_pages and pool_bytes gives the pool's size: a flag before a variable before a
+ * file; the other one is noted. -EINVAL with `why`: both were set in one place. */
 int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES]);
+
 /** Copy the options that may change while running. `ret_changed` gets their names, `ret_fixed` the
  * names of options that differ and need a restart, both separated by blanks. */
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,

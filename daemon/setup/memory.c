@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static uint64_t read_limit(const char *path)
@@ -138,4 +139,15 @@ uint64_t kvt_memory_free_bytes(void)
 	if (file)
 		fclose(file);
 	return bytes < room ? bytes : room;
+}
+
+int kvt_memory_not_locked(int error, char *why, size_t why_size)
+{
+	struct rlimit limit = { 0 };
+
+	getrlimit(RLIMIT_MEMLOCK, &limit);
+	snprintf(why, why_size, "cannot lock pool, arena, ledger and scratch: %s; RLIMIT_MEMLOCK "
+		 "is %llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
+		 strerror(-error), (unsigned long long)limit.rlim_cur);
+	return error;
 }

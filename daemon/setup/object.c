@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -104,17 +105,19 @@ static int lock_open(const struct kvt_lock_file *lock, int *ret_stale)
 	}
 }
 
-static long read_pid(const char *path)
+/* Read a lock file: "PID", or "PID DRAIN_MS" of a daemon that stops. */
+static long read_pid(const char *path, int *ret_drain_ms)
 {
-	char text[32] = "";
 	FILE *file = fopen(path, "re");
+	long pid = 0;
 
-	if (file) {
-		if (!fgets(text, sizeof(text), file))
-			text[0] = '\0';
-		fclose(file);
-	}
-	return atol(text);
+	*ret_drain_ms = 0;
+	if (!file)
+		return 0;
+	if (fscanf(file, "%ld %d", &pid, ret_drain_ms) < 1)
+		pid = 0;
+	fclose(file);
+	return pid;
 }
 
 static void lock_name(struct kvt_lock_file *lock, const char *directory, const char *instance)
@@ -130,7 +133,7 @@ bool kvt_lock_held(const char *directory, const char *instance)
 	long pid;
 
 	lock_name(&lock, directory, instance);
-	pid = read_pid(lock.path);
+	pid = read_pid(lock.path, &lock.drain_ms);
 	return pid > 0 && !kvt_process_ending((pid_t)pid);
 }
 
@@ -142,16 +145,37 @@ int kvt_lock_sign(struct kvt_lock_file *lock)
 		       -errno;
 }
 
+void kvt_lock_drain(const struct kvt_lock_file *lock, int drain_ms)
+{
+	char text[48];
+	int n = snprintf(text, sizeof(text), "%ld %d\n", (long)getpid(), drain_ms);
+
+	if (lock->fd >= 0 && pwrite(lock->fd, text, (size_t)n, 0) != n)
+		return; /* then a start does not wait */
+}
+
+/* Say who holds the lock, from what its file says. */
+static void explain_holder(struct kvt_lock_file *lock, const char *instance, char *why,
+			   size_t why_size)
+{
+	lock->holder = (pid_t)read_pid(lock->path, &lock->drain_ms);
+	if (lock->drain_ms > 0)
+		snprintf(why, why_size, "the daemon of instance '%s', pid %ld, is being stopped, "
+			 "and lets leases end for up to %d ms", instance, (long)lock->holder,
+			 lock->drain_ms);
+	else
+		snprintf(why, why_size, "instance '%s' is already served by a live daemon, pid %ld "
+			 "(it holds %s): stop it, or choose another instance or runtime_dir",
+			 instance, (long)lock->holder, lock->path);
+}
+
 static void explain_refusal(struct kvt_lock_file *lock, const char *instance, int error, char *why,
 			    size_t why_size)
 {
 	struct stat there;
 
 	if (error == -EADDRINUSE) {
-		lock->holder = (pid_t)read_pid(lock->path);
-		snprintf(why, why_size, "instance '%s' is already served by a live daemon, pid %ld "
-			 "(it holds %s): stop it, or choose another instance or runtime_dir",
-			 instance, (long)lock->holder, lock->path);
+		explain_holder(lock, instance, why, why_size);
 	} else if (error == -EACCES && stat(lock->private, &there) == 0 &&
 		   there.st_uid != geteuid()) {
 		snprintf(why, why_size, "%s is of uid %u, whose daemon serves instance '%s' or "
@@ -161,6 +185,41 @@ static void explain_refusal(struct kvt_lock_file *lock, const char *instance, in
 		snprintf(why, why_size, "cannot open the lock file %s: %s", lock->path,
 			 strerror(-error));
 	}
+}
+
+/* Say why the directory cannot be made. */
+static int no_directory(const char *directory, int error, char *why, size_t why_size)
+{
+	snprintf(why, why_size, "cannot make runtime_dir %s: %s; make it for the daemon's user, or "
+		 "choose another", directory, strerror(-error));
+	return error;
+}
+
+int kvt_lock_check(const char *directory, const char *instance, char *why, size_t why_size)
+{
+	struct kvt_lock_file lock = { .fd = -1 };
+	struct stat there;
+	int error = 0;
+
+	lock_name(&lock, directory, instance);
+	if (stat(directory, &there) != 0) {
+		char parent[sizeof(lock.directory) + 2];
+
+		strlcpy(parent, directory, sizeof(parent));
+		strlcat(dirname(parent), "/.", sizeof(parent)); /* ENOTDIR if it is none */
+		if (euidaccess(parent, W_OK | X_OK) != 0)
+			return no_directory(directory, -errno, why, why_size);
+		return 0;
+	}
+	if (!S_ISDIR(there.st_mode))
+		error = -ENOTDIR;
+	else if (stat(lock.private, &there) == 0)
+		error = there.st_uid == geteuid() ? 0 : -EACCES;
+	else if (euidaccess(directory, W_OK | X_OK) != 0)
+		error = -errno;
+	if (error)
+		explain_refusal(&lock, instance, error, why, why_size);
+	return error;
 }
 
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
@@ -173,10 +232,7 @@ int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char 
 	if (mkdir(directory, 0755) == 0) {
 		lock->made_directory = 1;
 	} else if (errno != EEXIST) {
-		error = -errno;
-		snprintf(why, why_size, "cannot make runtime_dir %s: %s; make it for the daemon's "
-			 "user, or choose another", directory, strerror(-error));
-		return error;
+		return no_directory(directory, -errno, why, why_size);
 	}
 	lock->fd = lock_open(lock, &stale);
 	if (lock->fd < 0) {

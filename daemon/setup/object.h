@@ -30,6 +30,7 @@ struct kvt_lock_file {
 	char directory[128];
 	int made_directory; /* 1: ours to remove */
 	pid_t holder;       /* after -EADDRINUSE: pid in the file, 0 = unknown */
+	int drain_ms;       /* and how long it lets leases end; 0: it does not stop */
 };
 
 /** Make the directory if missing and take the lock. -EADDRINUSE with `why` naming the pid if a
@@ -37,10 +38,14 @@ struct kvt_lock_file {
  * daemon's file was found. */
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size);
+/** Check that it could be taken, and make nothing. Errors and `why` as of kvt_lock_take(). */
+int kvt_lock_check(const char *directory, const char *instance, char *why, size_t why_size);
 /** True if the process whose pid is in the lock file lives. Does not touch the lock. */
 bool kvt_lock_held(const char *directory, const char *instance);
 /** Write our pid into the lock file. */
 int kvt_lock_sign(struct kvt_lock_file *lock);
+/** Write, for a start that waits, that this daemon stops, and how long leases may end. */
+void kvt_lock_drain(const struct kvt_lock_file *lock, int drain_ms);
 /** Take a stored lock. `made_directory` as it was stored. -ESTALE: the lock of another instance or
  * directory. */
 int kvt_lock_adopt(struct kvt_lock_file *lock, int fd, const char *directory, const char *instance,

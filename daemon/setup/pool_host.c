@@ -130,7 +130,6 @@ static int lock_in_pieces(char *base, uint64_t bytes)
 
 static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t why_size)
 {
-	struct rlimit limit = { 0 };
 	void *base = mmap(NULL, state->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, state->fds[slab],
 			  0);
 	int error;
@@ -144,13 +143,8 @@ static int lock_slab(struct host_state *state, uint32_t slab, char *why, size_t 
 	}
 	error = lock_in_pieces(base, state->bytes);
 	if (error) {
-		getrlimit(RLIMIT_MEMLOCK, &limit);
 		munmap(base, state->bytes);
-		snprintf(why, why_size, "cannot lock a slab of %llu bytes: %s; RLIMIT_MEMLOCK is "
-			 "%llu: raise it (ulimit -l, LimitMEMLOCK=) or set mlock = no",
-			 (unsigned long long)state->bytes, strerror(-error),
-			 (unsigned long long)limit.rlim_cur);
-		return error;
+		return kvt_memory_not_locked(error, why, why_size);
 	}
 	kvt_object_undump(base, state->bytes);
 	state->locked[slab] = base;
@@ -202,11 +196,24 @@ static int make_slabs(struct kvt_pool *pool, struct host_state *state, bool huge
 	return 0;
 }
 
-static void note_no_huge_pages(struct kvt_pool *pool, const char *cause)
+/* Note that there are too few huge pages. False: there are enough. */
+static bool note_huge_pages(struct kvt_pool *pool)
 {
+	uint64_t unit = huge_page_bytes();
+	uint64_t left = meminfo("HugePages_Free") - meminfo("HugePages_Rsvd");
+	uint64_t need = unit ? pool->n_slabs * (round_up(pool->n_pages * pool->page_bytes, unit) /
+						unit) : 1;
+	char cause[64] = "this kernel has none";
+
+	if (unit && need <= left)
+		return false;
+	if (unit)
+		snprintf(cause, sizeof(cause), "%llu of %llu are free", (unsigned long long)left,
+			 (unsigned long long)need);
 	snprintf(pool->note, sizeof(pool->note), "no huge pages for %llu bytes (%s): reserve them "
 		 "with vm.nr_hugepages, or set hugepages = no",
 		 (unsigned long long)wanted_bytes(pool), cause);
+	return true;
 }
 
 /* Make all slabs, on huge pages if configured and available. */
@@ -217,8 +224,9 @@ static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char 
 
 	if (pool->hugepages != KVT_HUGEPAGES_NO) {
 		error = make_slabs(pool, state, true);
-		if (error)
-			note_no_huge_pages(pool, strerror(-error));
+		if (error && !note_huge_pages(pool))
+			snprintf(pool->note, sizeof(pool->note), "huge pages: %s",
+				 strerror(-error));
 		if (error && pool->hugepages == KVT_HUGEPAGES_REQUIRE) {
 			snprintf(why, why_size, "%s", pool->note);
 			return error;
@@ -260,18 +268,8 @@ static int host_hold(struct kvt_pool *pool, const struct host_state *slabs, char
 /* Check that there are huge pages, if they are wanted. */
 static int check_huge_pages(struct kvt_pool *pool, bool running, char *why, size_t why_size)
 {
-	uint64_t unit = huge_page_bytes();
-	uint64_t left = meminfo("HugePages_Free") - meminfo("HugePages_Rsvd");
-	uint64_t need = unit ? pool->n_slabs * (round_up(pool->n_pages * pool->page_bytes, unit) /
-						unit) : 1;
-	char cause[64];
-
-	if (pool->hugepages == KVT_HUGEPAGES_NO || running || (unit && need <= left))
-		return 0;
-	snprintf(cause, sizeof(cause), "%llu of %llu are free", (unsigned long long)left,
-		 (unsigned long long)need);
-	note_no_huge_pages(pool, unit ? cause : "this kernel has none");
-	if (pool->hugepages != KVT_HUGEPAGES_REQUIRE)
+	if (pool->hugepages == KVT_HUGEPAGES_NO || running || !note_huge_pages(pool) ||
+	    pool->hugepages != KVT_HUGEPAGES_REQUIRE)
 		return 0;
 	snprintf(why, why_size, "%s", pool->note);
 	return -ENOMEM;

@@ -15,19 +15,40 @@
 #include "tests/daemon/spawn.h"
 #include "tests/lib/cases.h"
 
-/* --check-config prints the same words as a start. */
-static void check_fails(struct kvt_test_daemon *daemon, kvt_test_change_fn *change,
+/* Copy the sentence with which a start failed; "" if the options were not even read. */
+static void reason_of(const struct kvt_test_daemon *daemon, char *to, size_t bytes)
+{
+	FILE *file = fopen(daemon->output, "r");
+	char line[2048], *why;
+
+	to[0] = '\0';
+	while (file && fgets(line, sizeof(line), file)) {
+		why = strstr(line, "event=start_failed") ? strstr(line, " why=\"") : NULL;
+		if (why)
+			snprintf(to, bytes, "%.*s", (int)(strrchr(why, '"') - why - 6), why + 6);
+	}
+	if (file)
+		fclose(file);
+}
+
+/* --check-config ends as a start does, with the same words. */
+static void check_fails(struct kvt_test_daemon *daemon, kvt_test_change_fn *change, int status,
 			const char *const *words)
 {
+	char reason[1024];
 	int ended;
 
+	reason_of(daemon, reason, sizeof(reason));
 	unlink(daemon->output);
 	kvt_test_spawn_with(daemon, change, "--check-config");
 	ended = kvt_test_daemon_wait(daemon);
 	for (; *words; words++)
 		if (strncmp(*words, "event=", 6) != 0 && !kvt_test_daemon_said(daemon, *words))
 			kvt_test_fail("--check-config does not say: %s", *words);
-	kvt_test_check(WIFEXITED(ended) && WEXITSTATUS(ended) == 2);
+	if (!kvt_test_daemon_said(daemon, reason))
+		kvt_test_fail("--check-config does not say as the start: %s", reason);
+	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status)
+		kvt_test_fail("wait status 0x%x of --check-config", ended);
 }
 
 /* Start with this configuration in this environment. It must exit with `status` and print each of
@@ -48,7 +69,7 @@ static void must_fail(const char *config, kvt_test_change_fn *change, int status
 	for (size_t i = 0; words[i]; i++)
 		if (!kvt_test_daemon_said(&daemon, words[i]))
 			kvt_test_fail("not said: %s", words[i]);
-	check_fails(&daemon, change, words);
+	check_fails(&daemon, change, status, words);
 	if (!WIFEXITED(ended) || WEXITSTATUS(ended) != status)
 		kvt_test_fail("wait status 0x%x", ended);
 	if (kvt_test_daemon_leftovers(&daemon, names, sizeof(names)))
@@ -187,7 +208,26 @@ TEST(options_that_only_the_start_finds_bad_end_with_status_2)
 
 TEST(a_log_that_cannot_be_written_is_refused)
 {
-	must_fail("log_file = /no-such-directory/log\n", NULL, 1, WORDS("/no-such-directory/log"));
+	must_fail("log_file = /no-such-directory/log\n", NULL, 2, WORDS("/no-such-directory/log"));
+	must_fail("log_file = /tmp\n", NULL, 2, WORDS("/tmp: Is a directory"));
+}
+
+TEST(an_admin_group_that_does_not_exist_is_refused)
+{
+	must_fail("admin_group = no-such-group\n", NULL, 2, WORDS("admin_group", "groupadd"));
+}
+
+TEST(scales_that_cannot_be_read_are_refused)
+{
+	must_fail("n_layers = 4\nn_kv_heads = 1\nhead_dim = 8\nkv_type = fp8_e4m3\n"
+		  "kv_scales = /no-such-scales\n", NULL, 2, WORDS("cannot read /no-such-scales"));
+}
+
+/* So much that no host has reserved it. */
+TEST(huge_pages_that_are_not_there_are_no_bad_option)
+{
+	must_fail("hugepages = require\nn_pages = 1000\npage_bytes = 1M\n", NULL, 1,
+		  WORDS("no huge pages for", "vm.nr_hugepages"));
 }
 
 TEST(bad_options_have_an_exit_status_of_their_own)
@@ -325,7 +365,7 @@ TEST(a_file_where_the_socket_should_be_is_left_alone)
 	file = fopen(daemon.socket, "we");
 	kvt_test_check(file && fputs("precious", file) >= 0 && fclose(file) == 0);
 	kvt_test_spawn_changed(&daemon, NULL);
-	kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon)), 1);
+	kvt_test_equal(WEXITSTATUS(kvt_test_daemon_wait(&daemon)), 2);
 	kvt_test_check(kvt_test_daemon_said(&daemon, "is not a socket"));
 	kvt_test_check(stat(daemon.socket, &there) == 0 && there.st_size == 8);
 	kvt_test_daemon_remove(&daemon);

@@ -5,6 +5,7 @@
  * Invariant: nothing is left in the runtime folder and in /dev/shm, and messages name cause and
  * cure. */
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -129,6 +130,36 @@ TEST(a_draining_daemon_waits_for_leases_and_refuses_clients)
 	kvt_test_check(!kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
 	kvt_client_close(client, KVT_IDLE);
 	kvt_test_daemon_remove(&daemon);
+}
+
+/* `kill` and a start in the next line: the start is no failure. */
+TEST(a_start_beside_a_draining_daemon_waits_for_its_end)
+{
+	struct kvt_test_daemon daemon, second;
+	const uint32_t keys[32] = { 1, 6, 1, 8 };
+	struct kvt_client *client;
+	struct kvt_seq *seq;
+
+	kvt_test_daemon_begin(&daemon, "drain_ms = 3600000\n");
+	client = kvt_test_connect(&daemon);
+	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
+				     &seq), 0);
+	kill(daemon.pid, SIGTERM);
+	kvt_test_check(kvt_test_daemon_await(&daemon, "STOPPING=1"));
+	second = daemon;
+	kvt_test_daemon_spawn(&second, NULL);
+	while (!kvt_test_daemon_said(&second, "event=waits")) {
+		kvt_test_equal(waitpid(second.pid, NULL, WNOHANG), 0);
+		poll(NULL, 0, 1);
+	}
+	kvt_test_check(kvt_test_daemon_said(&second, "lets leases end for up to 3600001 ms"));
+	kvt_test_equal(kvt_seq_commit(seq, 32, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	kvt_test_equal(kvt_test_daemon_wait(&daemon), 0);
+	kvt_test_check(kvt_test_daemon_await(&second, "READY=1"));
+	kvt_client_close(client, KVT_IDLE);
+	kvt_client_close(kvt_test_connect(&second), KVT_IDLE);
+	kvt_test_daemon_end(&second);
 }
 
 TEST(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms)
