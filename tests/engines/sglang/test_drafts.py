@@ -30,6 +30,8 @@ KINDS = {
     "NGRAM": (0, 16, GRAMS),
     "EAGLE, overlap": (1, 16, EAGLE),
     "NGRAM, overlap": (0, 16, GRAMS),
+    "NGRAM, trees, overlap": (0, 1, {**GRAMS, "speculative_ngram_max_bfs_breadth": 4}),
+    "EAGLE, trees, overlap": (1, 1, {**EAGLE, **TREE}),
     "NGRAM, trees": (0, 1, {**GRAMS, "speculative_ngram_max_bfs_breadth": 4}),
     "EAGLE": (1, 16, EAGLE),
     "EAGLE, trees": (1, 1, {**EAGLE, **TREE}),
