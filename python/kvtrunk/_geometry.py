@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from typing import Any, Optional
 
 from ._native import ffi, lib
@@ -16,9 +18,30 @@ ORDERS = {"layer": lib.KVT_ORDER_LAYER, "page": lib.KVT_ORDER_PAGE}
 
 
 def _number(table: dict[str, int], name: str, what: str) -> int:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{what} is {name!r}, not one of {', '.join(table)}")
     return table[name]
+
+
+def _whole(what: str, value: Any, most: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        raise ValueError(f"{what} is {value!r}, not a number from 1 to {most}")
+    return number
+
+
+def _scale(layer: int, pair: Any) -> tuple[float, float]:
+    try:
+        k, v = pair
+        if 0 <= k < math.inf and 0 <= v < math.inf:
+            return k, v
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"kv_scales has {pair!r} for layer {layer}, not two numbers, of K and of V, that "
+                     "are finite and not negative")
 
 
 def _name(table: dict[str, int], number: int) -> str:
@@ -44,35 +67,32 @@ class Geometry:
     kv_scales: Optional[tuple[tuple[float, float], ...]] = None
 
     def __post_init__(self) -> None:
-        if self.page_bytes(1) == 0:
-            raise ValueError(
-                f"{self}: not a geometry. Layers are from 1 to {lib.KVT_MAX_LAYERS}, KV heads from 1 "
-                f"to {lib.KVT_MAX_KV_HEADS} (of a latent layout 1), dimensions from 1 to "
-                f"{lib.KVT_MAX_HEAD_DIM}; scales are finite and not negative")
+        self.to_native()
 
     def to_native(self) -> Any:
-        """struct kvt_pool_geometry. ValueError: an unknown name, or numbers of another type."""
+        """struct kvt_pool_geometry. ValueError: a field that is not right, by its name."""
         native = ffi.new("struct kvt_pool_geometry *")
-        try:
-            native.n_layers = self.n_layers
-            native.n_kv_heads = self.n_kv_heads
-            native.head_dim = self.head_dim
-        except (OverflowError, TypeError) as error:
-            raise ValueError(f"geometry: {error}") from None
         native.type = _number(TYPES, self.kv_type, "kv_type")
         native.layout = _number(LAYOUTS, self.kv_layout, "kv_layout")
         native.order = _number(ORDERS, self.kv_order, "kv_order")
+        native.n_layers = _whole("n_layers", self.n_layers, lib.KVT_MAX_LAYERS)
+        native.n_kv_heads = _whole("n_kv_heads", self.n_kv_heads, lib.KVT_MAX_KV_HEADS)
+        native.head_dim = _whole("head_dim", self.head_dim, lib.KVT_MAX_HEAD_DIM)
+        if self.kv_layout == "latent" and native.n_kv_heads != 1:
+            raise ValueError(f"n_kv_heads is {self.n_kv_heads}, and kv_layout latent has one")
         if self.kv_scales is not None:
-            if len(self.kv_scales) != self.n_layers or self.n_layers > lib.KVT_MAX_LAYERS:
-                raise ValueError(f"kv_scales has {len(self.kv_scales)} layers, n_layers is "
+            scales = self.kv_scales
+            if not isinstance(scales, (tuple, list)) or len(scales) != self.n_layers:
+                raise ValueError(f"kv_scales is {scales!r}, not (of K, of V) for each of n_layers, "
                                  f"{self.n_layers}")
-            for i, (k, v) in enumerate(self.kv_scales):
-                native.scales[i][0], native.scales[i][1] = k, v
+            for i, pair in enumerate(scales):
+                native.scales[i][0], native.scales[i][1] = _scale(i, pair)
         return native
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page of `page_size` positions in one slab. 0: too many positions."""
-        return int(lib.kvt_pool_geometry_page_bytes(self.to_native(), page_size))
+        positions = _whole("page_size", page_size, 0xffffffff)
+        return int(lib.kvt_pool_geometry_page_bytes(self.to_native(), positions))
 
     @classmethod
     def of_native(cls, native: Any) -> Optional[Geometry]:

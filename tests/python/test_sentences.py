@@ -3,6 +3,8 @@
 traceback."""
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 from array import array
@@ -82,6 +84,18 @@ def test_a_full_disk_is_said(model, command):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["kvtrunk", "kvtrunk.vllm flags {0}", "kvtrunk.sglang doctor",
+                                     "kvtrunk.tokens --help"])
+def test_a_reader_that_left_is_no_news(model, command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run([sys.executable, "-m", *command.format(model).split()], check=False,
+                              stdin=subprocess.DEVNULL, stdout=closed, text=True,
+                              stderr=subprocess.PIPE)
+    assert done.returncode in (0, 1) and done.stderr == ""
+
+
 def test_python_m_kvtrunk_refuses_its_option_given_twice():
     assert "is given twice" in said("kvtrunk", "--socket", "/a", "--socket=/b")
 
@@ -151,15 +165,27 @@ def test_few_descriptors_left_are_named(kvtrunk_daemon):
     subprocess.run([sys.executable, "-c", FEW, kvtrunk_daemon.socket], check=True)
 
 
-def test_a_geometry_checks_itself():
-    with pytest.raises(ValueError, match="Layers are from 1"):
-        kvtrunk.Geometry(0, 2, 64)
-    with pytest.raises(ValueError, match="of a latent layout 1"):
-        kvtrunk.Geometry(2, 2, 64, kv_layout="latent")
-    with pytest.raises(ValueError, match="kv_type is 'int4', not one of bf16"):
-        kvtrunk.Geometry(2, 2, 64, kv_type="int4")
-    with pytest.raises(ValueError, match="kv_scales has 1 layers"):
-        kvtrunk.Geometry(2, 2, 64, kv_type="fp8_e4m3", kv_scales=((1, 1),))
+BAD = [({"n_layers": 0}, "n_layers is 0, not a number from 1 to 256"),
+       ({"n_layers": 257}, "n_layers is 257, not a number from 1 to 256"),
+       ({"n_kv_heads": -1}, "n_kv_heads is -1, not a number from 1 to"),
+       ({"head_dim": 1.5}, "head_dim is 1.5, not a number from 1 to"),
+       ({"kv_layout": "latent"}, "n_kv_heads is 2, and kv_layout latent has one"),
+       ({"kv_type": ["x"]}, "kv_type is ['x'], not one of bf16, fp16, fp32, fp8_e4m3"),
+       ({"kv_scales": 1}, "kv_scales is 1, not (of K, of V) for each of n_layers, 1"),
+       ({"kv_scales": ((1, 2), (3, 4))}, "not (of K, of V) for each of n_layers, 1"),
+       ({"kv_scales": ((1,),)}, "kv_scales has (1,) for layer 0, not two numbers, of K and of V"),
+       ({"kv_scales": ((float("nan"), 1),)}, "kv_scales has (nan, 1) for layer 0, not two numbers")]
+
+
+@pytest.mark.parametrize(("fields", "why"), BAD, ids=[row[1] for row in BAD])
+def test_a_geometry_names_the_field_that_is_wrong(fields, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        kvtrunk.Geometry(**{"n_layers": 1, "n_kv_heads": 2, "head_dim": 8, **fields})
+    with pytest.raises(ValueError, match="page_size is 'x', not a number from 1 to"):
+        kvtrunk.Geometry(1, 2, 8).page_bytes("x")
+
+
+def test_a_geometry_is_that_of_the_daemon():
     shape = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 8, "kv_type": "fp16", "kv_layout": "nhd",
              "kv_order": "page"}
     with kvtrunk.testing.daemon(**shape) as daemon:
