@@ -104,12 +104,9 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 		return kvt_store_fail(why, -EINVAL, "cannot read %s: %s", file->path,
 				      strerror(errno));
 	file->head = none;
-	if (n > 0 && n < (ssize_t)sizeof(file->head))
-		return kvt_store_fail(why, -EDOM, "%s is no file of a store: choose another "
-				      "path, or remove it", file->path);
-	if (n > 0)
+	if (n >= (ssize_t)sizeof(file->head))
 		memcpy(&file->head, file->head_block, sizeof(file->head));
-	if (n == 0 || is_blank(file))
+	if (n == 0 || (n >= (ssize_t)sizeof(file->head) && is_blank(file)))
 		return 0;
 	if (memcmp(file->head.magic, HEAD_MAGIC, sizeof(file->head.magic)) != 0)
 		return kvt_store_fail(why, -EDOM, "%s is no file of a store: choose another "
@@ -372,11 +369,14 @@ static void release(struct kvt_file *file)
 }
 
 /* Make the file of n slots of what is there, and begin a start on it. */
-static int begin(struct kvt_file *file, uint64_t n_slots, struct kvt_error *why)
+static int begin(struct kvt_file *file, const struct kvt_file_options *options, uint64_t n_slots,
+		 struct kvt_error *why)
 {
 	int rc;
 
 	file->bytes = bytes_for(file, n_slots);
+	if (n_slots == KVT_SLOTS_MAX)
+		kvt_store_say_cut("--file-bytes", options->bytes, file->bytes);
 	rc = check_space(file, why);
 	if (rc != 0)
 		return rc;
@@ -453,7 +453,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	if (rc == 0)
 		rc = read_head(file, why);
 	if (rc == 0)
-		rc = begin(file, n_slots, why);
+		rc = begin(file, options, n_slots, why);
 	if (rc != 0) {
 		if (made)
 			unlink(options->path);

@@ -601,7 +601,8 @@ static int add_sides(struct all *all, struct kvt_error *why)
 	if (rc == 0)
 		look_for_more(all);
 	if (rc == 0 && all->n_sides == 0)
-		rc = kvt_store_fail(why, -ENOENT, "there is no daemon's socket at %s yet",
+		rc = kvt_store_fail(why, -ENOENT, "there is no daemon's socket at %s: start "
+				    "kvtrunkd first, or name its socket with --socket",
 				    options->sockets[0]);
 	return rc;
 }
@@ -767,6 +768,8 @@ int main(int argc, char **argv)
 	if (status >= 0)
 		return status;
 	all.host.started_ns = (uint64_t)kvt_now_ns();
+	if (options->n_sockets == 0 && kvt_daemon_path_empty(NULL))
+		return KVT_EXIT_USAGE;
 	if (options->n_sockets == 0)
 		options->sockets[options->n_sockets++] = kvt_daemon_path(NULL);
 	signal(SIGPIPE, SIG_IGN);

@@ -21,6 +21,7 @@
 #include "store/serve.h"
 
 #define BACKLOG 64
+#define ACCEPT_PAUSE_NS 100000000 /* after a failure */
 #define PARKED_MOST 256u /* each has its keys, of which a peer has as many as its key area */
 #define PATIENCE_MS 100u /* of those whom no BEGIN waits for */
 
@@ -201,6 +202,29 @@ static uint32_t peers_of(const struct kvt_server *server, uid_t uid)
 	return n;
 }
 
+/* Look at the listener again, or no more for a while: its event lasts as long as its queue. */
+static void watch_listener(struct kvt_server *server, bool on)
+{
+	struct epoll_event event = { .events = on ? EPOLLIN : 0 };
+
+	server->accept_again_ns = on ? 0 : kvt_now_ns() + ACCEPT_PAUSE_NS;
+	epoll_ctl(server->epoll, EPOLL_CTL_MOD, server->listener, &event);
+}
+
+/* No peer can be accepted: say so once, until one is. */
+static void accept_failed(struct kvt_server *server, int error)
+{
+	if (error == EAGAIN || error == EINTR || error == ECONNABORTED)
+		return;
+	if (error != server->accept_failed)
+		kvt_store_say(server->store, "cannot accept clients: %s: %s; it tries again",
+			      strerror(error), error == EMFILE ?
+			      "raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)" :
+			      "the host lacks what each needs");
+	server->accept_failed = error;
+	watch_listener(server, false);
+}
+
 static void accept_one(struct kvt_server *server)
 {
 	int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), keys_fd = -1;
@@ -210,8 +234,11 @@ static void accept_one(struct kvt_server *server)
 	socklen_t bytes = sizeof(who);
 	bool good = false;
 
-	if (fd < 0)
+	if (fd < 0) {
+		accept_failed(server, errno);
 		return;
+	}
+	server->accept_failed = 0;
 	if (server->n_peers < KVT_STORE_PEERS &&
 	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
 	    peers_of(server, who.uid) < KVT_STORE_UID_PEERS)
@@ -480,6 +507,10 @@ bool kvt_server_wait(struct kvt_server *server, int wait_ms)
 {
 	if (server->parked && wait_ms > 1)
 		wait_ms = 1;
+	if (server->accept_again_ns && kvt_now_ns() >= server->accept_again_ns)
+		watch_listener(server, true);
+	if (server->accept_again_ns && wait_ms > ACCEPT_PAUSE_NS / 1000000)
+		wait_ms = ACCEPT_PAUSE_NS / 1000000;
 	server->n_events = epoll_wait(server->epoll, server->events, KVT_STORE_EVENTS, wait_ms);
 	return server->n_events > 0;
 }

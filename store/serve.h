@@ -34,6 +34,8 @@ struct kvt_server {
 	uint32_t n_parked;
 	struct kvt_chain *names; /* KVT_HELPER_PAGES: those that one FETCH asks for */
 	uint64_t asked, answered; /* FETCHes; those with positions */
+	int64_t accept_again_ns;  /* when to look at the listener again; 0: it is looked at */
+	int accept_failed;        /* errno of the failure that lasts; 0: none */
 	struct kvt_store_time fetch_time;
 };
 

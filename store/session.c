@@ -180,6 +180,8 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 				      "smaller",
 				      (unsigned long long)(rc == -EINVAL ? record_bytes :
 							   options->ram_bytes));
+	if (host->tier.index.n_entries == KVT_INDEX_MAX)
+		kvt_store_say_cut("--ram-bytes", options->ram_bytes, host->tier.ram_bytes);
 	host->tier.max_age_s = options->max_age_s;
 	if (options->file.path)
 		rc = kvt_file_open(&host->file, &host->tier, &options->file, why);
@@ -249,6 +251,10 @@ static int attach(struct kvt_store *store, int64_t call_ns, struct kvt_error *wh
 	options.timeout_ns = call_ns;
 	options.store_path = "";
 	rc = kvt_client_connect(&store->client, &options, why);
+	if (rc == -ENOENT && strstr(why->text, "set KVTRUNK_SOCKET"))
+		return kvt_store_fail(why, rc, "there is no daemon's socket at %s: start kvtrunkd "
+				      "first, or name its socket with --socket",
+				      store->daemon_path);
 	if (rc != 0)
 		return rc;
 	on_device = kvt_client_info(store->client)->backend != KVT_POOL_HOST;

@@ -4,6 +4,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "store/index.h"
+#include "tools/util.h"
+
 int kvt_store_fail(struct kvt_error *why, int code, const char *format, ...)
 {
 	va_list arguments;
@@ -13,4 +16,13 @@ int kvt_store_fail(struct kvt_error *why, int code, const char *format, ...)
 	vsnprintf(why->text, sizeof(why->text), format, arguments);
 	va_end(arguments);
 	return code;
+}
+
+void kvt_store_say_cut(const char *option, uint64_t given_bytes, uint64_t used_bytes)
+{
+	char given[32], used[32];
+
+	fprintf(stderr, "kvtstored: %s is %s, of which %s are used: a store has no more than %u "
+		"pages there\n", option, kvt_size_text(given_bytes, given, sizeof(given)),
+		kvt_size_text(used_bytes, used, sizeof(used)), KVT_INDEX_MAX);
 }

@@ -10,4 +10,7 @@
 int kvt_store_fail(struct kvt_error *why, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/** Say that a size was cut to what the most pages take. */
+void kvt_store_say_cut(const char *option, uint64_t given_bytes, uint64_t used_bytes);
+
 #endif

@@ -135,7 +135,8 @@ static uint32_t find_folders(const char *socket_path, char folders[FOLDERS][FOLD
 					      slash ? (int)(slash - own) : 1, slash ? own : ".") :
 			    i == 1 ? snprintf(folder, sizeof(folder), "/run/kvtrunk") :
 				     snprintf(folder, sizeof(folder), "%s/kvtrunk", run ? run : "");
-		bool again = bytes >= FOLDER_BYTES || (i == 2 && (!run || !*run));
+		bool again = bytes >= FOLDER_BYTES || (i == 0 && !*own) ||
+			     (i == 2 && (!run || !*run));
 
 		for (uint32_t j = 0; j < n; j++)
 			again |= strcmp(folders[j], folder) == 0;
@@ -172,6 +173,8 @@ int kvt_admin_list(struct kvt_admin *admin)
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
 		return KVT_EXIT_USAGE;
+	if (kvt_daemon_path_empty(admin->socket_path))
+		return KVT_EXIT_CONNECT;
 	n = find_folders(admin->socket_path, folders);
 	kvt_json_open(&list.json, NULL, '[');
 	kvt_table_begin(&list.table, columns, sizeof(columns) / sizeof(columns[0]),

@@ -9,14 +9,16 @@
  * speaks no HTTP. Each scrape connects, so it finds a restarted daemon; a daemon that is gone or
  * hangs is kvtrunk_up 0 in time.
  *
- * A thread of libmicrohttpd serves. The main thread waits for signals and samples the page's
- * history; on SIGALRM it ends connections whose time is over. A connection serves one request.
+ * A thread of libmicrohttpd serves. A thread of our own accepts: without a free descriptor that
+ * library polls without a pause. The main thread waits for signals and samples the page's history;
+ * on SIGALRM it ends connections whose time is over. A connection serves one request.
  */
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,18 +29,21 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/atomic.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
 #include "tools/metrics.h"
 #include "tools/option.h"
 #include "tools/page_http.h"
 #include "tools/socket.h"
+#include "tools/store.h"
 #include "tools/visitors.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"
 #define DEFAULT_TIMEOUT_MS 2000
 #define REQUEST_TIMEOUT_S 10 /* for a whole request, without the daemon's time */
 #define BACKLOG 16
+#define ACCEPT_PAUSE_NS 100000000 /* after a failure */
 
 struct server {
 	const char *socket_path; /* of kvtrunkd; NULL: the library's default */
@@ -50,6 +55,9 @@ struct server {
 	bool down; /* the last request had no answer, and that was logged */
 	struct kvt_page_http page;
 	struct kvt_name name; /* of a unix socket; empty: TCP */
+	struct MHD_Daemon *http;
+	pthread_t acceptor;
+	bool stopping; /* atomic */
 };
 
 /* ---- answers */
@@ -133,6 +141,66 @@ static void come_or_go(void *context, struct MHD_Connection *connection, void **
 	/* Makes the main thread set the next deadline. */
 	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
 		alarm(1);
+}
+
+/* Accept until the server stops. A failure is told once, until one is accepted. */
+static void *accept_all(void *context)
+{
+	const struct timespec pause = { .tv_nsec = ACCEPT_PAUSE_NS };
+	struct server *server = context;
+	int failed = 0;
+
+	while (!kvt_load_relaxed(&server->stopping)) {
+		struct sockaddr_storage from;
+		socklen_t bytes = sizeof(from);
+		int fd = accept4(server->fd, (struct sockaddr *)&from, &bytes, SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			failed = 0;
+			MHD_add_connection(server->http, fd, (struct sockaddr *)&from, bytes);
+			continue;
+		}
+		if (errno == EINTR || errno == ECONNABORTED || errno == EINVAL) /* shut down */
+			continue;
+		if (errno != failed)
+			fprintf(stderr, "kvtmetricsd: cannot accept connections: %s: %s; it tries "
+				"again\n", strerror(errno), errno == EMFILE ?
+				"raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)" :
+				"the host lacks what each needs");
+		failed = errno;
+		nanosleep(&pause, NULL);
+	}
+	return NULL;
+}
+
+static int start(struct server *server)
+{
+	int rc;
+
+	server->http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD | MHD_USE_ITC |
+						MHD_USE_NO_LISTEN_SOCKET,
+					0, NULL, NULL, handle, server,
+					MHD_OPTION_CONNECTION_LIMIT,
+					(unsigned int)KVT_VISITORS_ROOM,
+					MHD_OPTION_CONNECTION_TIMEOUT,
+					(unsigned int)REQUEST_TIMEOUT_S,
+					MHD_OPTION_NOTIFY_CONNECTION, come_or_go, server,
+					MHD_OPTION_END);
+	if (!server->http)
+		return -errno;
+	rc = -pthread_create(&server->acceptor, NULL, accept_all, server);
+	if (rc)
+		MHD_stop_daemon(server->http);
+	return rc;
+}
+
+static void stop(struct server *server)
+{
+	kvt_store_relaxed(&server->stopping, true);
+	shutdown(server->fd, SHUT_RDWR);
+	pthread_join(server->acceptor, NULL);
+	MHD_stop_daemon(server->http);
+	close(server->fd);
 }
 
 /* Without connections no alarm is set. */
@@ -319,7 +387,8 @@ static int parse_options(struct server *server, int argc, char **argv)
 	server->page.page.timeout_ns = server->timeout_ns;
 	server->page.page.socket_path = server->socket_path;
 	server->visitors.patience_ns = server->timeout_ns + REQUEST_TIMEOUT_S * 1000000000ll;
-	return kvt_option_rest(argc, argv) ? KVT_EXIT_USAGE : -1;
+	return kvt_option_rest(argc, argv) || kvt_daemon_path_empty(server->socket_path) ?
+	       KVT_EXIT_USAGE : -1;
 }
 
 int main(int argc, char **argv)
@@ -328,10 +397,9 @@ int main(int argc, char **argv)
 					.visitors.lock = PTHREAD_MUTEX_INITIALIZER,
 					.page.lock = PTHREAD_MUTEX_INITIALIZER };
 	const char *listen_at = getenv("KVTRUNK_METRICS_LISTEN");
-	struct MHD_Daemon *http;
 	sigset_t signals;
 	bool on_unix;
-	int status;
+	int status, error;
 
 	kvt_stdio_begin("kvtmetricsd");
 	if (listen_at && *listen_at)
@@ -356,17 +424,13 @@ int main(int argc, char **argv)
 		return -server.fd;
 	/* The file system decides who opens a unix socket. */
 	server.page.page.labels |= *server.name.path;
-	http = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, handle, &server,
-				MHD_OPTION_LISTEN_SOCKET, server.fd,
-				MHD_OPTION_CONNECTION_LIMIT, (unsigned int)KVT_VISITORS_ROOM,
-				MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)REQUEST_TIMEOUT_S,
-				MHD_OPTION_NOTIFY_CONNECTION, come_or_go, &server, MHD_OPTION_END);
-	if (!http) {
-		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", strerror(errno));
+	error = start(&server);
+	if (error) {
+		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", strerror(-error));
 		status = EXIT_FAILURE;
 	} else {
 		serve_until(&signals, &server);
-		MHD_stop_daemon(http);
+		stop(&server);
 		kvt_page_http_free(&server.page);
 		status = EXIT_SUCCESS;
 	}

@@ -23,7 +23,16 @@ const char *kvt_daemon_path(const char *given)
 {
 	const char *path = given ? given : getenv("KVTRUNK_SOCKET");
 
-	return path && *path ? path : KVT_DEFAULT_SOCKET;
+	return path ? path : KVT_DEFAULT_SOCKET;
+}
+
+bool kvt_daemon_path_empty(const char *given)
+{
+	if (*kvt_daemon_path(given))
+		return false;
+	fprintf(stderr, "%s: the socket's path is empty: name the daemon's socket, or unset "
+		"KVTRUNK_SOCKET for the default\n", program_invocation_short_name);
+	return true;
 }
 
 int kvt_store_path(const char *daemon_path, char ret_path[KVT_STORE_PATH_BYTES])

@@ -18,6 +18,8 @@
 
 /** The daemon's socket: `given`, or $KVTRUNK_SOCKET, or the default. */
 const char *kvt_daemon_path(const char *given);
+/** True, after saying so, if that is empty, which is refused instead of taken for the default. */
+bool kvt_daemon_path_empty(const char *given);
 /** Write the path of the store's socket, which is beside the daemon's. -ENAMETOOLONG. */
 int kvt_store_path(const char *daemon_path, char ret_path[KVT_STORE_PATH_BYTES]);
 

@@ -81,10 +81,12 @@ static void failed(struct kvt_daemon *daemon, int error)
 	/* The limit was lowered after start. */
 	if (error == EMFILE && kvt_daemon_raise_nofile(daemon, why) > 0)
 		return;
-	kvt_log_limited(&daemon->client_log, 0, daemon->clock.real_ns, KVT_LOG_ERROR,
-			"accept_failed", "error=\"%s\" cure=\"%s\"", strerror(error),
-			error == EMFILE ? "raise RLIMIT_NOFILE" :
-			error == ENFILE ? "raise sysctl fs.file-max" : "none");
+	if (error != daemon->accept.failed) /* once, not with each try */
+		kvt_log_limited(&daemon->client_log, 0, daemon->clock.real_ns, KVT_LOG_ERROR,
+				"accept_failed", "error=\"%s\" cure=\"%s\"", strerror(error),
+				error == EMFILE ? "raise RLIMIT_NOFILE" :
+				error == ENFILE ? "raise sysctl fs.file-max" : "none");
+	daemon->accept.failed = error;
 	daemon->accept.due = false;
 	daemon->accept.again_ns = daemon->clock.real_ns + FAILED_PAUSE_NS;
 	daemon->timers.next_ns = 0;
@@ -99,6 +101,7 @@ static bool accept_one(struct kvt_daemon *daemon)
 		return false;
 	fd = accept4(daemon->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0) {
+		daemon->accept.failed = 0;
 		kvt_control_accepted(daemon, fd);
 		return true;
 	}

@@ -12,6 +12,7 @@ struct kvt_accept {
 	bool due;            /* the socket's queue may hold a connection */
 	uint32_t generation; /* number of the socket's current poll */
 	uint64_t again_ns;   /* time of the next try after a failure; 0: none */
+	int failed;          /* errno of the failure that lasts; 0: none */
 };
 
 /** Length of the accept queue. It bounds the wait of a new connection: 20 to 100 us for each before
