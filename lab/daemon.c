@@ -156,9 +156,10 @@ static void remove_directory(struct kvt_own_daemon *daemon)
 	daemon->cleaner = 0;
 }
 
-/* True for the status of a program that refuses its options, or is not there. */
-static bool is_usage(int status)
+bool kvt_status_is_usage(int wait_status)
 {
+	int status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 0;
+
 	return status == 2 || status == 126 || status == 127;
 }
 
@@ -194,7 +195,7 @@ static int start(struct kvt_own_daemon *daemon, const char *program, const char 
 		else
 			snprintf(why, why_bytes, "%s did not start; its own message is above",
 				 program);
-		if (WIFEXITED(status) && is_usage(WEXITSTATUS(status)))
+		if (kvt_status_is_usage(status))
 			rc = -EINVAL;
 	}
 	return rc;

@@ -8,6 +8,7 @@
  * stopped or this process is killed.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -30,6 +31,9 @@ int kvt_own_daemon_start(struct kvt_own_daemon *daemon, const char *program,
 /** Send SIGTERM, wait, remove the directory. Returns the wait status, or -1 if the daemon had ended
  * before. */
 int kvt_own_daemon_stop(struct kvt_own_daemon *daemon);
+
+/** True for the wait status of a program that refused its options, or could not be run. */
+bool kvt_status_is_usage(int wait_status);
 
 /** Return the serving child of `supervisor`, which runs with --supervise. 0: none at the moment. */
 pid_t kvt_supervised_daemon(pid_t supervisor);

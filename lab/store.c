@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lab/daemon.h"
 #include "shm/assert.h"
 #include "tools/program.h"
 
@@ -90,8 +91,7 @@ static int end_of(struct kvt_own_store *store)
 	while (waitpid(store->pid, &status, 0) < 0 && errno == EINTR)
 		;
 	store->pid = 0;
-	return WIFEXITED(status) && (WEXITSTATUS(status) == 2 || WEXITSTATUS(status) == 127) ?
-	       -EINVAL : -ECHILD;
+	return kvt_status_is_usage(status) ? -EINVAL : -ECHILD;
 }
 
 int kvt_own_store_start(struct kvt_own_store *store, const char *program,

@@ -177,6 +177,56 @@ static void namespace_text(struct list *list, const struct kvt_admin_namespace *
 	list_row(list, cells);
 }
 
+static bool names(const struct kvt_admin_namespace *namespace, const char *name)
+{
+	char digest[33];
+
+	snprintf(digest, sizeof(digest), "%016llx%016llx",
+		 (unsigned long long)namespace->digest[0],
+		 (unsigned long long)namespace->digest[1]);
+	return strcmp(namespace->label, name) == 0 || strcmp(digest, name) == 0;
+}
+
+/* Tell which entries of namespace_pages, NAME=PAGES;..., limit nothing now. */
+static void say_idle_limits(char *limits, const struct kvt_admin_namespace *namespaces, uint32_t n)
+{
+	char *rest = NULL, *entry;
+
+	for (entry = strtok_r(limits, ";", &rest); entry; entry = strtok_r(NULL, ";", &rest)) {
+		char *equals = strrchr(entry, '=');
+		uint32_t i = 0;
+
+		entry += strspn(entry, " ");
+		while (equals && equals > entry && equals[-1] == ' ')
+			equals--;
+		if (!equals)
+			continue;
+		*equals = '\0';
+		while (i < n && !names(&namespaces[i], entry))
+			i++;
+		if (i == n)
+			printf("namespace_pages limits '%s', and no namespace has this label or "
+			       "digest\n", entry);
+	}
+}
+
+/* Ask for namespace_pages and tell which of its names are none. */
+static int show_idle_limits(struct kvt_admin *admin, const struct kvt_admin_namespace *namespaces,
+			    uint32_t n)
+{
+	struct kvt_admin_option *options;
+	uint32_t n_options;
+	void *records;
+	int rc = kvt_admin_table(admin, KVT_ADMIN_CONFIG, sizeof(*options), &records, &n_options);
+
+	options = rc == 0 ? records : NULL;
+	for (uint32_t i = 0; rc == 0 && i < n_options; i++)
+		if (strcmp(options[i].key, "namespace_pages") == 0)
+			say_idle_limits(options[i].used, namespaces, n);
+	free(options);
+	return rc;
+}
+
 int kvt_admin_namespaces(struct kvt_admin *admin)
 {
 	static const struct kvt_column columns[] = {
@@ -207,8 +257,11 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 		else
 			namespace_text(&list, &namespaces[i]);
 	}
+	rc = list_end(&list, admin);
+	if (!admin->json && show_idle_limits(admin, namespaces, n) != 0)
+		rc = KVT_EXIT_PROBLEM;
 	free(records);
-	return list_end(&list, admin);
+	return rc;
 }
 
 /* Try both names: a label, which clients chose, and the parts of a digest. */

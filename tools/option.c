@@ -7,6 +7,7 @@
 #include <string.h>
 
 static uint64_t given; /* rows that were read */
+static const struct option *all = NULL;
 static const char *last = "";
 
 /* Say what is wrong with a word of the command line. `help` is the command that lists the options,
@@ -26,6 +27,7 @@ int kvt_option_next(int argc, char **argv, const struct option *rows, const char
 	if (optind < 2)
 		given = 0;
 	opterr = 0;
+	all = rows;
 	code = getopt_long(argc, argv, ":", rows, &at);
 	if (code == ':')
 		return refuse(help, argv[optind - 1], "needs a value");
@@ -47,6 +49,15 @@ int kvt_option_next(int argc, char **argv, const struct option *rows, const char
 const char *kvt_option_name(void)
 {
 	return last;
+}
+
+const char *kvt_option_given(const char *const *names)
+{
+	for (; *names; names++)
+		for (unsigned int i = 0; all[i].name; i++)
+			if ((given >> i & 1) && strcmp(all[i].name, *names) == 0)
+				return *names;
+	return NULL;
 }
 
 bool kvt_option_rest(int argc, char **argv)

@@ -19,6 +19,9 @@ int kvt_option_next(int argc, char **argv, const struct option *rows, const char
 /** Name of the option that was read last, for messages. */
 const char *kvt_option_name(void);
 
+/** Find the first of these names, which end with NULL, that was read. NULL: none was. */
+const char *kvt_option_given(const char *const *names);
+
 /** True, after saying so, if words follow the options of a program that takes none. */
 bool kvt_option_rest(int argc, char **argv);
 

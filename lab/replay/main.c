@@ -242,17 +242,28 @@ static void set_text(struct kvt_replay_options *options, int code, const char *t
 	}
 }
 
+/* Refuse options of daemons and stores of our own beside one that runs. */
+static void check_own(const struct kvt_replay_options *options)
+{
+	static const char *const own[] = { "pages", "page-size", "page-bytes", "policy", "log",
+					   "disabled", "sides", "daemon", "store", "store-file",
+					   "store-write-bytes", "instances", "private-stores",
+					   NULL };
+	const char *name = options->socket_path ? kvt_option_given(own) : NULL;
+
+	if (name)
+		usage_error("--%s is for daemons of our own, and --socket names one that runs: "
+			    "keep one", name);
+}
+
 static void check(struct kvt_replay_options *options)
 {
+	check_own(options);
 	if (options->page_bytes % 8)
 		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
 	if (options->kills >= options->workers)
 		usage_error("--kill %u would leave no worker of %u", options->kills,
 			    options->workers);
-	if (options->socket_path && (options->log_path || options->disabled || options->sides ||
-				     options->store_pages || options->n_instances > 1))
-		usage_error("--log, --disabled, --sides, --store and --instances are for daemons "
-			    "of our own: leave out --socket");
 	if (options->n_instances > 1 && (options->log_path || options->served_path))
 		usage_error("--log and --served tell one daemon's order: leave out --instances");
 	if (options->workers % options->n_instances)
