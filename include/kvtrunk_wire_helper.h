@@ -45,7 +45,8 @@ struct kvt_helper_hello {
 };
 _Static_assert(sizeof(struct kvt_helper_hello) == 48, "kvt_helper_hello");
 
-/** Behind each record. The crc32c is that of the record and of the seal with crc32c 0. */
+/** Behind each record. The crc32c is that of the crc32c of each quarter of the record, the last one
+ * with the up to three bytes over, and of the seal with crc32c 0. */
 struct kvt_helper_seal {
 	uint32_t magic; /* KVT_HELPER_MAGIC */
 	uint32_t crc32c;

@@ -27,6 +27,7 @@
 
 /* For words with several writers (tools, tests; not the rings). Sequentially consistent. */
 #define kvt_add_full(p, n) __atomic_add_fetch((p), (n), __ATOMIC_SEQ_CST)
+#define kvt_exchange_full(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
 static inline bool kvt_replace_u32(uint32_t *word, uint32_t old, uint32_t value)
 {
 	return __atomic_compare_exchange_n(word, &old, value, false, __ATOMIC_SEQ_CST,

@@ -3,14 +3,15 @@
  * kvtstored --bench. Inputs: memory, and a path on the disk to measure. Called by main.c.
  *
  * A figure and its floor take turns, and each line has the median of the turns. The floor of memory
- * is memcpy() of the same pages, that of the file sequential O_DIRECT of the same bytes with as
- * many operations in flight, in a second file beside it.
+ * is memcpy() of the same pages by as many threads, that of the file sequential O_DIRECT of the
+ * same bytes with as many operations in flight, in a second file beside it.
  */
 #include "store/bench.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,9 @@ struct bench {
 	const struct kvt_file_options *options;
 	struct kvt_tier tier;
 	struct kvt_slabs slabs; /* a pool of RAM_PAGES */
+	struct kvt_workers workers;
+	struct kvt_jobs jobs;
+	struct kvt_job job[RAM_PAGES];
 	struct kvt_file *file;
 	uint32_t n; /* pages of a turn */
 	uint32_t first; /* name of the first page of this turn */
@@ -69,46 +73,109 @@ static int measure(struct bench *bench, const char *name, const char *floor_is, 
 		qsort(seconds[i], TURNS, sizeof(*seconds[i]), by_size);
 		rate[i] = (double)bench->n * PAGE_BYTES / seconds[i][TURNS / 2] / 1e9;
 	}
-	printf("{\"name\":\"%s\",\"page_bytes\":%llu,\"pages\":%u,\"gb_per_s\":%.2f,"
-	       "\"floor\":\"%s\",\"floor_gb_per_s\":%.2f,\"ratio\":%.2f}\n", name, PAGE_BYTES,
-	       bench->n, rate[0], floor_is, rate[1], rate[0] / rate[1]);
+	printf("{\"name\":\"%s\",\"workers\":%u,\"page_bytes\":%llu,\"pages\":%u,"
+	       "\"gb_per_s\":%.2f,\"floor\":\"%s\",\"floor_gb_per_s\":%.2f,\"ratio\":%.2f}\n",
+	       name, bench->workers.n, PAGE_BYTES, bench->n, rate[0], floor_is, rate[1],
+	       rate[0] / rate[1]);
 	fflush(stdout);
 	return 0;
 }
 
 /* ---- memory */
 
+/* Have all pages copied by the workers. */
+static int copy_all(struct bench *bench, enum kvt_job_kind kind, bool wants_crc)
+{
+	for (uint32_t i = 0; i < bench->n; i++) {
+		bench->job[i] = (struct kvt_job){
+			.kind = kind, .slabs = &bench->slabs, .page = i,
+			.record = kvt_tier_record(&bench->tier, i + 1), .wants_crc = wants_crc,
+		};
+		kvt_jobs_add(&bench->jobs, &bench->job[i]);
+	}
+	kvt_jobs_settle(&bench->jobs);
+	return 0;
+}
+
 static int copy_out(struct bench *bench)
 {
-	for (uint32_t i = 0; i < bench->n; i++)
-		kvt_slabs_read(&bench->slabs, i, kvt_tier_record(&bench->tier, i + 1));
-	return 0;
+	return copy_all(bench, KVT_JOB_OUT, false);
 }
 
 static int copy_in(struct bench *bench)
 {
-	for (uint32_t i = 0; i < bench->n; i++)
-		kvt_slabs_write(&bench->slabs, i, kvt_tier_record(&bench->tier, i + 1));
-	return 0;
+	return copy_all(bench, KVT_JOB_IN, false);
+}
+
+static int copy_and_check(struct bench *bench)
+{
+	return copy_all(bench, KVT_JOB_OUT, true);
+}
+
+/* The part of the floor's pages that a thread copies. */
+struct part {
+	pthread_t thread;
+	const struct bench *bench;
+	uint32_t from, to;
+	bool out;
+};
+
+static void *copy_part(void *self)
+{
+	const struct part *part = self;
+
+	for (uint32_t i = part->from; i < part->to; i++) {
+		uint8_t *record = kvt_tier_record(&part->bench->tier, i + 1);
+		uint8_t *page = part->bench->slabs.bases[0] + i * PAGE_BYTES;
+
+		memcpy(part->out ? record : page, part->out ? page : record, PAGE_BYTES);
+	}
+	return NULL;
+}
+
+static int memcpy_all(const struct bench *bench, bool out)
+{
+	struct part parts[KVT_WORKERS_MOST];
+	uint32_t n = bench->workers.n, begun = 0;
+	int rc = 0;
+
+	for (; begun < n && rc == 0; begun += rc == 0) {
+		parts[begun] = (struct part){ .bench = bench, .from = bench->n * begun / n,
+					      .to = bench->n * (begun + 1) / n, .out = out };
+		rc = -pthread_create(&parts[begun].thread, NULL, copy_part, &parts[begun]);
+	}
+	while (begun > 0)
+		pthread_join(parts[--begun].thread, NULL);
+	return rc;
 }
 
 static int memcpy_out(struct bench *bench)
 {
-	for (uint32_t i = 0; i < bench->n; i++)
-		memcpy(kvt_tier_record(&bench->tier, i + 1),
-		       bench->slabs.bases[0] + i * PAGE_BYTES, PAGE_BYTES);
-	return 0;
+	return memcpy_all(bench, true);
 }
 
 static int memcpy_in(struct bench *bench)
 {
-	for (uint32_t i = 0; i < bench->n; i++)
-		memcpy(bench->slabs.bases[0] + i * PAGE_BYTES,
-		       kvt_tier_record(&bench->tier, i + 1), PAGE_BYTES);
-	return 0;
+	return memcpy_all(bench, false);
 }
 
-static int bench_memory(struct bench *bench)
+/* Measure with so many workers. */
+static int bench_workers(struct bench *bench, uint32_t n)
+{
+	int rc = kvt_workers_start(&bench->workers, n);
+
+	if (rc != 0)
+		return rc;
+	rc = measure(bench, "memory_out", "memcpy()", copy_out, memcpy_out);
+	if (rc == 0)
+		rc = measure(bench, "memory_in", "memcpy()", copy_in, memcpy_in);
+	if (rc == 0)
+		rc = measure(bench, "memory_out_checked", "memcpy()", copy_and_check, memcpy_out);
+	kvt_workers_stop(&bench->workers);
+	return rc;
+}
+
+static int bench_memory(struct bench *bench, uint32_t n_workers)
 {
 	uint8_t *pool = kvt_map(RAM_PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE,
 				MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -125,10 +192,13 @@ static int bench_memory(struct bench *bench)
 		word = word * 6364136223846793005ull + 1442695040888963407ull;
 		memcpy(pool + i * sizeof(word), &word, sizeof(word));
 	}
-	copy_out(bench);
-	rc = measure(bench, "memory_out", "memcpy()", copy_out, memcpy_out);
-	if (rc == 0)
-		rc = measure(bench, "memory_in", "memcpy()", copy_in, memcpy_in);
+	for (uint32_t i = 0; i < bench->n; i++)
+		kvt_slabs_read(&bench->slabs, i, kvt_tier_record(&bench->tier, i + 1),
+			       kvt_tier_crcs(&bench->tier, i + 1));
+	bench->jobs = (struct kvt_jobs){ .workers = &bench->workers, .wake = -1 };
+	rc = bench_workers(bench, 1);
+	for (uint32_t n = 2; n <= n_workers && rc == 0; n *= 2)
+		rc = bench_workers(bench, n);
 	munmap(pool, RAM_PAGES * PAGE_BYTES);
 	return rc;
 }
@@ -160,7 +230,10 @@ static int await_file(struct bench *bench)
 	struct pollfd ended = { bench->tier.below[0].fd, POLLIN, 0 };
 
 	if (!take_arrivals(bench) && in_flight[KVT_FILE_READ] + in_flight[KVT_FILE_WRITE] > 0) {
-		poll(&ended, 1, -1);
+		if (bench->file->checked.first)
+			kvt_jobs_settle(&bench->tier.jobs);
+		else
+			poll(&ended, 1, -1);
 		take_arrivals(bench);
 	}
 	return bench->file->slots.n_failed ? -EIO : 0;
@@ -274,7 +347,7 @@ static int open_floor(struct bench *bench, uint64_t bytes, struct kvt_error *why
 }
 
 /* Measure the file. All that is written has room, in the second file, too. */
-static int bench_file(struct bench *bench, struct kvt_error *why)
+static int bench_file(struct bench *bench, uint32_t n_workers, struct kvt_error *why)
 {
 	uint64_t each = KVT_FILE_BLOCK + PAGE_BYTES;
 	struct kvt_file_options options = *bench->options;
@@ -284,7 +357,10 @@ static int bench_file(struct bench *bench, struct kvt_error *why)
 	bench->n = (uint32_t)(options.bytes / each / (TURNS + 2));
 	if (bench->n > FILE_PAGES_MOST)
 		bench->n = FILE_PAGES_MOST;
-	rc = kvt_file_open(&bench->file, &bench->tier, &options, why);
+	bench->tier.jobs = (struct kvt_jobs){ .workers = &bench->workers, .wake = -1 };
+	rc = kvt_workers_start(&bench->workers, n_workers);
+	if (rc == 0)
+		rc = kvt_file_open(&bench->file, &bench->tier, &options, why);
 	if (rc == 0)
 		rc = open_floor(bench, each * bench->n * (TURNS + 1), why);
 	if (rc != 0)
@@ -301,13 +377,14 @@ static int bench_file(struct bench *bench, struct kvt_error *why)
 	return rc == 0 ? 0 : kvt_store_fail(why, rc, "%s: %s", options.path, strerror(-rc));
 }
 
-int kvt_store_bench(const struct kvt_file_options *options)
+int kvt_store_bench(const struct kvt_file_options *options, uint32_t n_workers)
 {
 	static const volatile int at_once = 1;
-	struct bench bench = { .options = options, .floor_fd = -1 };
+	static struct bench bench = { .floor_fd = -1, .workers = KVT_WORKERS_INIT };
 	struct kvt_error why = { .text = "out of memory" };
 	int rc;
 
+	bench.options = options;
 	if (options->path && options->bytes < FILE_BYTES_LEAST) {
 		fprintf(stderr, "kvtstored: --bench needs --file-bytes of 2G or more\n");
 		return KVT_EXIT_USAGE;
@@ -319,12 +396,15 @@ int kvt_store_bench(const struct kvt_file_options *options)
 	}
 	rc = kvt_tier_init(&bench.tier, RAM_PAGES * PAGE_BYTES, PAGE_BYTES, 0);
 	if (rc == 0)
-		rc = bench_memory(&bench);
+		rc = kvt_tier_keep_crcs(&bench.tier);
+	if (rc == 0)
+		rc = bench_memory(&bench, n_workers);
 	if (rc == 0 && options->path)
-		rc = bench_file(&bench, &why);
+		rc = bench_file(&bench, n_workers, &why);
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	kvt_file_close(bench.file, &at_once, 0);
+	kvt_workers_stop(&bench.workers);
 	if (bench.floor_fd >= 0) {
 		close(bench.floor_fd);
 		unlink(bench.floor_path);

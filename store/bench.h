@@ -6,8 +6,8 @@
 
 #include "store/file.h"
 
-/** Print a line for each direction, of memory and, with a path, of a file that is made there and
- * removed. Returns an exit code. */
-int kvt_store_bench(const struct kvt_file_options *options);
+/** Print a line for each direction, of memory by 1, 2, 4, ... workers up to n and, with a path, of
+ * a file that is made there and removed, by n. Returns an exit code. */
+int kvt_store_bench(const struct kvt_file_options *options, uint32_t n_workers);
 
 #endif

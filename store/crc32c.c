@@ -4,8 +4,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "shm/assert.h"
-
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define HAS_INSTRUCTION 1
@@ -77,13 +75,14 @@ WITH_INSTRUCTION static uint32_t by_instruction(uint32_t crc, const uint8_t *at,
 }
 
 /* An instruction waits for the one before of its chain only. */
-WITH_INSTRUCTION static void quarters_by_instruction(const uint8_t *at, size_t n, uint32_t crc[4])
+WITH_INSTRUCTION static void four_by_instruction(uint32_t crc[4], const uint8_t *const at[4],
+						 size_t n)
 {
-	uint64_t a = UINT32_MAX, b = a, c = a, d = a, words[4];
+	uint64_t a = ~crc[0], b = ~crc[1], c = ~crc[2], d = ~crc[3], words[4];
 
 	for (size_t i = 0; i < n; i += sizeof(*words)) {
-		for (uint32_t quarter = 0; quarter < 4; quarter++)
-			memcpy(&words[quarter], at + quarter * n + i, sizeof(*words));
+		for (uint32_t one = 0; one < 4; one++)
+			memcpy(&words[one], at[one] + i, sizeof(*words));
 		a = step_8((uint32_t)a, words[0]);
 		b = step_8((uint32_t)b, words[1]);
 		c = step_8((uint32_t)c, words[2]);
@@ -105,15 +104,26 @@ uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n)
 	return kvt_crc32c_portable(crc, bytes, n);
 }
 
-void kvt_crc32c_quarters(const void *bytes, size_t n, uint32_t ret_crc[4])
+void kvt_crc32c_four(uint32_t crc[4], const uint8_t *const at[4], size_t n)
 {
-	KVT_ASSERT(n % 32 == 0);
+	size_t whole = 0;
+
 #ifdef HAS_INSTRUCTION
 	if (instruction_there()) {
-		quarters_by_instruction(bytes, n / 4, ret_crc);
-		return;
+		whole = n / sizeof(uint64_t) * sizeof(uint64_t);
+		four_by_instruction(crc, at, whole);
 	}
 #endif
 	for (uint32_t i = 0; i < 4; i++)
-		ret_crc[i] = kvt_crc32c_portable(0, (const uint8_t *)bytes + i * (n / 4), n / 4);
+		crc[i] = kvt_crc32c(crc[i], at[i] + whole, n - whole);
+}
+
+void kvt_crc32c_quarters(const void *bytes, size_t n, uint32_t ret_crc[4])
+{
+	const uint8_t *at = bytes;
+	const uint8_t *const quarters[4] = { at, at + n / 4, at + n / 4 * 2, at + n / 4 * 3 };
+
+	memset(ret_crc, 0, 4 * sizeof(*ret_crc));
+	kvt_crc32c_four(ret_crc, quarters, n / 4);
+	ret_crc[3] = kvt_crc32c(ret_crc[3], at + n / 4 * 4, n % 4);
 }

@@ -14,8 +14,9 @@
 uint32_t kvt_crc32c(uint32_t crc, const void *bytes, size_t n);
 /** The same without the instruction. */
 uint32_t kvt_crc32c_portable(uint32_t crc, const void *bytes, size_t n);
-/** The checksums of the four quarters of n bytes, a multiple of 32. Computing them side by side is
- * three times as fast. */
+/** Continue four checksums, each with n bytes of its own. Side by side is three times as fast. */
+void kvt_crc32c_four(uint32_t crc[4], const uint8_t *const at[4], size_t n);
+/** The checksums of the four quarters of n bytes; the last one has the up to three bytes over. */
 void kvt_crc32c_quarters(const void *bytes, size_t n, uint32_t ret_crc[4]);
 
 #endif

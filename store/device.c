@@ -2,16 +2,18 @@
 /*
  * Pools in device memory (device.h). Called by slabs.c and session.c.
  *
- * Each device has its primary context, which the library's mappings live in, and a stream. One
- * thread uses them.
+ * Each device has its primary context, which the library's mappings live in, and a stream. The
+ * instance's thread makes them; workers copy.
  */
 #include "store/device.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kvt_cuda.h"
 #include "shm/assert.h"
+#include "shm/atomic.h"
 #include "store/why.h"
 
 struct place {
@@ -26,7 +28,8 @@ struct kvt_device {
 	struct place *places;                /* by device */
 	struct place *slabs[KVT_MAX_SLABS];  /* that of each slab; NULL: none yet */
 	void *pinned; /* NULL: no memory is */
-	bool failed;
+	pthread_mutex_t failing;
+	bool failed;  /* atomic; `failure` stays from then on */
 	char failure[160];
 };
 
@@ -35,13 +38,22 @@ static int fail(struct kvt_error *why, const char *what, const char *cure)
 	return kvt_store_fail(why, -ENODEV, "the pool is device memory: %s: %s", what, cure);
 }
 
+static bool has_failed(const struct kvt_device *device)
+{
+	return kvt_load_acquire(&device->failed);
+}
+
 /* Note the first failure. */
 static int check(struct kvt_device *device, int error)
 {
-	if (error && !device->failed)
+	if (!error)
+		return 0;
+	pthread_mutex_lock(&device->failing);
+	if (!device->failed)
 		snprintf(device->failure, sizeof(device->failure), "%s (error %d)",
 			 kvt_cu_text(&device->driver, error), error);
-	device->failed |= error != 0;
+	kvt_store_release(&device->failed, true);
+	pthread_mutex_unlock(&device->failing);
 	return error;
 }
 
@@ -51,6 +63,8 @@ int kvt_device_open(struct kvt_device **ret_device, struct kvt_error *why)
 	const char *missing = NULL;
 	int rc = device ? kvt_cu_load(&device->driver, &missing) : -ENOMEM;
 
+	if (device)
+		pthread_mutex_init(&device->failing, NULL);
 	if (rc == 0 && (check(device, device->driver.init(0)) ||
 			check(device, device->driver.device_count(&device->n_devices))))
 		rc = fail(why, device->failure, "see CUDA_VISIBLE_DEVICES, and what the service "
@@ -92,7 +106,7 @@ static int make_place(struct kvt_device *device, int number)
 		return -EIO;
 	check(device, device->driver.stream_create(&place->stream, KVT_CU_STREAM_NON_BLOCKING));
 	leave(device);
-	return device->failed ? -EIO : 0;
+	return has_failed(device) ? -EIO : 0;
 }
 
 void kvt_device_close(struct kvt_device *device)
@@ -167,7 +181,7 @@ void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_
 					 .target = out ? here : there,
 					 .row_bytes = rows->bytes, .n_rows = rows->n };
 
-	if (device->failed || enter(device, device->slabs[slab]))
+	if (has_failed(device) || enter(device, device->slabs[slab]))
 		return;
 	check(device, device->driver.rows_copy(&copy, device->slabs[slab]->stream));
 	leave(device);
@@ -175,7 +189,7 @@ void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_
 
 int kvt_device_wait(struct kvt_device *device)
 {
-	for (int i = 0; i < device->n_devices && !device->failed; i++) {
+	for (int i = 0; i < device->n_devices && !has_failed(device); i++) {
 		struct place *place = &device->places[i];
 
 		if (!place->stream || enter(device, place))
@@ -183,10 +197,10 @@ int kvt_device_wait(struct kvt_device *device)
 		check(device, device->driver.stream_synchronize(place->stream));
 		leave(device);
 	}
-	return device->failed ? -EIO : 0;
+	return has_failed(device) ? -EIO : 0;
 }
 
 const char *kvt_device_failure(const struct kvt_device *device)
 {
-	return device->failed ? device->failure : NULL;
+	return has_failed(device) ? device->failure : NULL;
 }

@@ -4,8 +4,8 @@
 
 /**
  * @file device.h
- * Copies between pages in device memory and records in host memory. Only kvt_device_wait() waits,
- * for copies that were queued before it.
+ * Copies between pages in device memory and records in host memory, by any thread. Only
+ * kvt_device_wait() waits, for copies that were queued before it, also by others.
  *
  * After a failure of the driver, copies may be outstanding for ever. So the process must end: that
  * ends its session, and the daemon takes its pages back once their memory is unmapped.

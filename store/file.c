@@ -6,8 +6,8 @@
  * Invariants: an operation in flight owns a record of the memory and a slot. The record of a write
  * is pinned, its slot has no page; of a read it is the reverse. Writes are ended in the order in
  * which they began, so a page is found after the one in front of it, and a group's names are
- * written after its slots. The rings have room for all operations. Checksums of records are
- * computed without the lock of the memory, in turn().
+ * written after its slots. The rings have room for all operations. The checksums of a write are
+ * those of the memory (tier.h), of a read a job computes them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -71,9 +71,7 @@ static struct kvt_chain page_at(const struct kvt_index *index, uint32_t entry)
 	return page;
 }
 
-/* Write the header of a page, but for its checksums. Its number is that of now: a drop before they
- * are there counts. */
-static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
+static void write_header(struct kvt_file *file, const struct kvt_file_op *op)
 {
 	struct kvt_file_slot header = {
 		.record_bytes = file->tier->record_bytes,
@@ -83,16 +81,10 @@ static void begin_header(struct kvt_file *file, const struct kvt_file_op *op)
 
 	memcpy(header.magic, KVT_FILE_SLOT_MAGIC, sizeof(header.magic));
 	memcpy(header.key, op->page.digest, sizeof(header.key));
+	memcpy(header.record_crc, kvt_tier_crcs(file->tier, op->entry), sizeof(header.record_crc));
+	header.crc = crc_of(header);
 	memset(op->header, 0, KVT_FILE_BLOCK);
 	memcpy(op->header, &header, sizeof(header));
-}
-
-static void seal(const struct kvt_file_op *op)
-{
-	struct kvt_file_slot *header = (struct kvt_file_slot *)op->header;
-
-	memcpy(header->record_crc, op->crc, sizeof(op->crc));
-	header->crc = crc_of(*header);
 }
 
 static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
@@ -101,7 +93,7 @@ static bool sealed(const struct kvt_file *file, const struct kvt_file_op *op)
 
 	return kvt_file_slot_ok(file, header) &&
 	       memcmp(header->key, op->page.digest, sizeof(header->key)) == 0 &&
-	       memcmp(header->record_crc, op->crc, sizeof(op->crc)) == 0;
+	       memcmp(header->record_crc, op->check.crc, sizeof(op->check.crc)) == 0;
 }
 
 /* ---- operations */
@@ -325,11 +317,11 @@ void kvt_file_write(struct kvt_file *file, uint32_t entry)
 	op->entry = entry;
 	op->ended = false;
 	file->writes[at % KVT_FILE_DEPTH_MOST] = op;
-	begin_header(file, op);
+	write_header(file, op);
 	kvt_index_pin(ram, entry);
 	ram->entries[entry].kept = 1;
 	file->tier->n_writing++;
-	push(&file->begun, op);
+	submit(file, op);
 }
 
 static bool is_old(const struct kvt_file *file, uint32_t slot)
@@ -448,10 +440,13 @@ static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 		kvt_file_failed(file, "read", op->result);
 	else
 		note_read(file, (uint64_t)kvt_now_ns() - op->begun_ns);
-	if (good)
+	if (good) {
 		file->tier->index.entries[op->entry].time = header->time;
-	else if (found)
+		memcpy(kvt_tier_crcs(file->tier, op->entry), op->check.crc,
+		       sizeof(op->check.crc));
+	} else if (found) {
 		forget(file, op->slot);
+	}
 	if (op->result < 0)
 		kvt_slots_fail(&file->slots, op->slot);
 	file->read += good;
@@ -459,21 +454,16 @@ static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 	return good;
 }
 
-/* Return an operation whose checksums are due: a write that has begun, or a read that has ended.
- * *ret_wrote becomes true if a write has ended. */
-static struct kvt_file_op *next_to_check(struct kvt_file *file, bool *ret_wrote)
+/* Have what was read checked, if it is whole. */
+static void check(struct kvt_file *file, struct kvt_file_op *op)
 {
-	struct kvt_file_op *op;
-
-	kvt_tier_lock(file->tier);
-	op = pop(&file->begun);
-	while (!op && (op = done(file)) != NULL && op->kind != KVT_FILE_READ) {
-		ended(file, op);
-		*ret_wrote = true;
-		op = NULL;
-	}
-	kvt_tier_unlock(file->tier);
-	return op;
+	op->check = (struct kvt_job){
+		.kind = KVT_JOB_CHECK, .record = kvt_tier_record(file->tier, op->entry),
+		.bytes = file->tier->page_bytes, .ended = true,
+	};
+	if (is_whole(file, op))
+		kvt_jobs_add(&file->tier->jobs, &op->check);
+	push(&file->checked, op);
 }
 
 bool kvt_file_turn(struct kvt_file *file)
@@ -481,18 +471,13 @@ bool kvt_file_turn(struct kvt_file *file)
 	struct kvt_file_op *op;
 	bool wrote = false;
 
-	for (uint32_t n = 0; n < 2 * file->depth && (op = next_to_check(file, &wrote)); n++) {
-		if (op->kind == KVT_FILE_WRITE || is_whole(file, op))
-			kvt_crc32c_quarters(kvt_tier_record(file->tier, op->entry),
-					    file->tier->record_bytes, op->crc);
-		kvt_tier_lock(file->tier);
-		if (op->kind == KVT_FILE_WRITE) {
-			seal(op);
-			submit(file, op);
+	for (uint32_t n = 0; n < 2 * file->depth && (op = done(file)); n++) {
+		if (op->kind == KVT_FILE_READ) {
+			check(file, op);
 		} else {
-			push(&file->ended, op);
+			ended(file, op);
+			wrote = true;
 		}
-		kvt_tier_unlock(file->tier);
 	}
 	return wrote;
 }
@@ -500,10 +485,11 @@ bool kvt_file_turn(struct kvt_file *file)
 static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 {
 	struct kvt_file *file = self;
-	struct kvt_file_op *op = pop(&file->ended);
+	struct kvt_file_op *op = file->checked.first;
 
-	if (!op)
+	if (!op || !kvt_job_has_ended(&op->check))
 		return false;
+	pop(&file->checked);
 	*ret_entry = op->entry;
 	*ret_good = end_read(file, op);
 	free_op(file, op);

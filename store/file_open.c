@@ -25,7 +25,7 @@
 #include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
-#define FORMAT 4u
+#define FORMAT 5u
 #define ALLOCATE_BYTES (1ull << 30) /* at a time */
 #define LOCK_TRIES 200u             /* 10 ms each */
 #define GROUPS_AT_ONCE 16384u       /* that are read until progress is told */
@@ -438,7 +438,7 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	int rc = 0;
 
 	/* With a budget, what comes back goes first. */
-	if (!file || !file->path || !file->headers ||
+	if (!file || !file->path || !file->headers || kvt_tier_keep_crcs(tier) != 0 ||
 	    (options->write_bytes && kvt_ghost_init(&file->ghost, n_slots) != 0))
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for a file");
 	else if (tier->index.n_entries < KVT_FILE_RAM_PAGES || n_slots == 0)
@@ -482,6 +482,10 @@ static bool drain(struct kvt_file *file)
 
 	if (kvt_tier_arrivals(file->tier) || !is_busy(file))
 		return true;
+	if (file->checked.first) { /* the next call takes it */
+		kvt_jobs_settle(&file->tier->jobs);
+		return true;
+	}
 	rc = io_uring_wait_cqe(&file->ring, &cqe); /* all that have begun are submitted */
 	if (rc != 0 && rc != -EINTR)
 		kvt_file_failed(file, "wait for", rc);

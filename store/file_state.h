@@ -31,7 +31,7 @@ struct kvt_file_op {
 	uint32_t entry; /* of the memory */
 	uint64_t begun_ns;
 	int result; /* once it has ended */
-	uint32_t crc[4]; /* crc32c of each quarter of the record */
+	struct kvt_job check; /* of what was read */
 	uint8_t *header; /* a block, or the names */
 	struct iovec parts[2];
 };
@@ -71,8 +71,7 @@ struct kvt_file {
 	struct kvt_file_op *writes[KVT_FILE_DEPTH_MOST]; /* in flight, a ring, in their order */
 	uint32_t first_write;
 	struct kvt_file_op *free_op;
-	struct kvt_file_queue begun; /* writes, until their checksums are there */
-	struct kvt_file_queue ended; /* reads, once theirs are */
+	struct kvt_file_queue checked; /* reads that have ended: their checksums are computed */
 	struct kvt_file_op ops[KVT_FILE_KINDS * KVT_FILE_DEPTH_MOST];
 	uint8_t *headers; /* a block for each operation, then */
 	uint8_t *head_block;
@@ -100,14 +99,13 @@ bool kvt_file_has_room(const struct kvt_file *file);
 /** Return true if a page of the memory could be found in the file: what is in front of it is there,
  * or will be. */
 bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry);
-/** Begin to write a page of the memory that is next, where there is room. The next turn() starts
- * it. */
+/** Begin to write a page of the memory that is next, where there is room. */
 void kvt_file_write(struct kvt_file *file, uint32_t entry);
 /** Begin to write the names of the group that the last write was in. If too many are being written,
  * a start reads the group's headers. */
 void kvt_file_write_names(struct kvt_file *file);
-/** Compute checksums, start writes that have begun, and take what has ended. Without the lock of
- * the memory. Returns true if a write has, so there may be room for another. */
+/** Take what has ended, and have what was read checked. With the lock of the memory. Returns true
+ * if a write has ended, so there may be room for another. */
 bool kvt_file_turn(struct kvt_file *file);
 /** The tier, without turn() and leave(): those are the writer's. */
 struct kvt_below kvt_file_below(struct kvt_file *file);

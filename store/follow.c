@@ -127,45 +127,67 @@ int kvt_store_follow(struct kvt_store *store)
 	return rc;
 }
 
-/* End the copy that was begun, if there is one. */
-static void end_copy(struct kvt_store *store, bool complete)
+/* ---- copies: a ring, in the order of the queue, so a page comes behind its front */
+
+static struct kvt_copy *copy_at(struct kvt_store *store, uint32_t i)
 {
-	const struct kvt_copy *copy = &store->copy;
+	return &store->copies[(store->copies_at + i) % KVT_COPIES_MOST];
+}
+
+/* The first copies whose jobs have ended. */
+static uint32_t n_ended(struct kvt_store *store)
+{
+	uint32_t n = 0;
+
+	while (n < store->n_copies && kvt_job_has_ended(&copy_at(store, n)->job))
+		n++;
+	return n;
+}
+
+/* End the first n copies. `complete`: all records of the feed were taken since their jobs ended. */
+static void end_copies(struct kvt_store *store, uint32_t n, bool complete)
+{
 	struct kvt_remote *remote = store->host->remote;
 
-	if (!copy->page)
-		return;
-	if (complete)
-		kvt_remote_seal(remote, copy->entry, &copy->chain);
-	if (kvt_copy_end(store->tier, &store->known, &store->share, copy, complete) && remote) {
-		kvt_tier_lock(store->tier);
-		kvt_remote_store(remote, copy->entry, &copy->chain);
-		kvt_tier_unlock(store->tier);
+	for (; n > 0; n--) {
+		struct kvt_copy *copy = copy_at(store, 0);
+		const struct kvt_chain *name = kvt_known_name(&store->known, copy->job.page);
+
+		if (kvt_copy_end(store->tier, &store->known, &store->share, copy, complete) &&
+		    remote) {
+			kvt_tier_lock(store->tier);
+			kvt_remote_store(remote, copy->entry, name);
+			kvt_tier_unlock(store->tier);
+		}
+		store->copies_at = (store->copies_at + 1) % KVT_COPIES_MOST;
+		store->n_copies--;
 	}
-	store->copy.page = 0;
 }
 
 void kvt_store_unfollow(struct kvt_store *store)
 {
-	end_copy(store, false);
+	kvt_jobs_settle(&store->jobs);
+	end_copies(store, store->n_copies, false);
 	kvt_feed_close(store->feed);
 	store->feed = NULL;
 }
 
 bool kvt_store_copy(struct kvt_store *store)
 {
-	uint64_t bytes = 0;
-	int rc = 0;
+	uint32_t n = n_ended(store), begun = 0;
+	int rc = 1;
 
-	/* `current`: all records since the last copy were taken. */
-	while (store->current && !store->reset && bytes < KVT_STORE_TURN_BYTES) {
-		end_copy(store, true);
-		rc = kvt_copy_begin(store->tier, &store->known, &store->slabs, &store->share,
-				    &store->copy);
-		if (rc != 1)
-			break;
-		bytes += store->tier->record_bytes;
+	/* Jobs that end behind this look are judged by the records behind the next one. */
+	if (n > 0)
 		kvt_store_follow(store);
+	if (store->current)
+		end_copies(store, n, true);
+	/* `current`: what is queued was not changed since. */
+	while (store->current && !store->reset && rc == 1 && store->n_copies < store->jobs_most) {
+		rc = kvt_copy_begin(store->tier, &store->known, &store->slabs, &store->share,
+				    &store->jobs, copy_at(store, store->n_copies));
+		store->n_copies += rc == 1;
+		begun += rc == 1;
 	}
-	return bytes > 0 || rc == -EAGAIN;
+	return n + begun > 0 || rc == -EAGAIN;
 }

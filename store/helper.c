@@ -295,28 +295,27 @@ bool kvt_helper_bit(const struct kvt_helper_done *done, uint32_t page)
 
 /* ---- seals */
 
-static uint32_t crc_of(const struct kvt_helper_seal *seal, const void *record,
-		       uint64_t record_bytes)
+static uint32_t crc_of(const struct kvt_helper_seal *seal, const uint32_t crc[4])
 {
 	struct kvt_helper_seal plain = *seal;
 
 	plain.crc32c = 0;
-	return kvt_crc32c(kvt_crc32c(0, record, record_bytes), &plain, sizeof(plain));
+	return kvt_crc32c(kvt_crc32c(0, crc, 4 * sizeof(*crc)), &plain, sizeof(plain));
 }
 
 void kvt_helper_seal(struct kvt_helper_seal *seal, const uint8_t name[KVT_HELPER_NAME],
-		     const void *record, uint64_t record_bytes)
+		     const uint32_t crc[4], uint64_t record_bytes)
 {
 	*seal = (struct kvt_helper_seal){ .magic = KVT_HELPER_MAGIC,
 					  .record_bytes = record_bytes };
 	memcpy(seal->name, name, sizeof(seal->name));
-	seal->crc32c = crc_of(seal, record, record_bytes);
+	seal->crc32c = crc_of(seal, crc);
 }
 
 bool kvt_helper_sealed(const struct kvt_helper_seal *seal, const uint8_t name[KVT_HELPER_NAME],
-		       const void *record, uint64_t record_bytes)
+		       const uint32_t crc[4], uint64_t record_bytes)
 {
 	return seal->magic == KVT_HELPER_MAGIC && seal->record_bytes == record_bytes &&
 	       memcmp(seal->name, name, sizeof(seal->name)) == 0 &&
-	       seal->crc32c == crc_of(seal, record, record_bytes);
+	       seal->crc32c == crc_of(seal, crc);
 }

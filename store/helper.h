@@ -79,10 +79,10 @@ bool kvt_helper_turn(struct kvt_helper *helper, uint64_t now_ns, struct kvt_help
 /** Check the bit of a page. */
 bool kvt_helper_bit(const struct kvt_helper_done *done, uint32_t page);
 
-/** Write the seal of a record, and check that a record is sealed with this name. */
+/** Write the seal of a record with these checksums, and check that it is sealed with this name. */
 void kvt_helper_seal(struct kvt_helper_seal *seal, const uint8_t name[KVT_HELPER_NAME],
-		     const void *record, uint64_t record_bytes);
+		     const uint32_t crc[4], uint64_t record_bytes);
 bool kvt_helper_sealed(const struct kvt_helper_seal *seal, const uint8_t name[KVT_HELPER_NAME],
-		       const void *record, uint64_t record_bytes);
+		       const uint32_t crc[4], uint64_t record_bytes);
 
 #endif

@@ -18,9 +18,12 @@ bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry)
 	return e->state == KVT_INDEX_FOUND && e->round == index->round;
 }
 
-static bool counts(const void *index, uint32_t entry)
+static bool counts(const void *self, uint32_t entry)
 {
-	return kvt_index_is_found(index, entry);
+	const struct kvt_index *index = self;
+	const struct kvt_index_entry *e = &index->entries[entry];
+
+	return e->state >= KVT_INDEX_COMING && e->round == index->round;
 }
 
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries)
@@ -107,6 +110,27 @@ static void make_free(struct kvt_index *index, uint32_t entry)
 	index->first_free = entry;
 }
 
+/* Take a pin off an entry. Returns true if it was the last one of a FOUND entry, which the caller
+ * links. */
+static bool take_pin(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+
+	KVT_ASSERT(e->pins > 0);
+	if (--e->pins > 0 || e->state == KVT_INDEX_COMING)
+		return false;
+	if (kvt_index_is_found(index, entry))
+		return true;
+	make_free(index, entry);
+	return false;
+}
+
+static void add_pin(struct kvt_index *index, uint32_t entry)
+{
+	if (index->entries[entry].pins++ == 0 && kvt_index_is_found(index, entry))
+		unlink_entry(index, entry);
+}
+
 /* Take the pin of an entry that leaves off its front, and hand on its last use. */
 static void leave_front(struct kvt_index *index, uint32_t entry)
 {
@@ -115,18 +139,26 @@ static void leave_front(struct kvt_index *index, uint32_t entry)
 
 	if (!e->front)
 		return;
-	KVT_ASSERT(front->pins > 0);
 	front->used |= e->used;
 	front->passed |= e->passed && !front->used;
-	if (--front->pins == 0 && !kvt_index_is_found(index, e->front))
-		make_free(index, e->front);
-	else if (front->pins == 0 && used_later)
-		link_youngest(index, e->front);
-	else if (front->pins == 0)
-		link_oldest(index, e->front);
+	if (take_pin(index, e->front)) {
+		if (used_later)
+			link_youngest(index, e->front);
+		else
+			link_oldest(index, e->front);
+	}
 	if (!used_later)
 		front->use = e->use;
 	e->front = 0;
+}
+
+/* Leave a front that was dropped while it was on its way. */
+static void leave_lost_front(struct kvt_index *index, uint32_t entry)
+{
+	uint32_t front = index->entries[entry].front;
+
+	if (front && index->entries[front].state == KVT_INDEX_FREE)
+		leave_front(index, entry);
 }
 
 /* ---- entries */
@@ -140,9 +172,16 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 	return &index->entries[entry];
 }
 
-uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page)
+uint32_t kvt_index_look(const struct kvt_index *index, const struct kvt_chain *page)
 {
 	return kvt_hash_find(&index->table, page->digest);
+}
+
+uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page)
+{
+	uint32_t entry = kvt_index_look(index, page);
+
+	return kvt_index_is_found(index, entry) ? entry : 0;
 }
 
 void kvt_index_touch(struct kvt_index *index, uint32_t entry)
@@ -175,7 +214,8 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	struct kvt_index_entry *e = &index->entries[entry];
 
 	if (entry) {
-		KVT_ASSERT(e->state != KVT_INDEX_PRIVATE && !kvt_index_is_found(index, entry));
+		KVT_ASSERT(e->pins == 0 && (e->state == KVT_INDEX_FREE ||
+			   (e->state == KVT_INDEX_FOUND && e->round != index->round)));
 		if (e->state == KVT_INDEX_FOUND)
 			kvt_hash_remove(&index->table, entry);
 		index->first_free = e->older;
@@ -191,29 +231,56 @@ uint32_t kvt_index_take(struct kvt_index *index)
 	return entry;
 }
 
-void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
-		       uint32_t front)
+void kvt_index_expect(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
+		      uint32_t front)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_PRIVATE);
 
 	memcpy(e->key, page->digest, sizeof(e->key));
 	kvt_hash_add(&index->table, entry);
-	e->state = KVT_INDEX_FOUND;
+	e->state = KVT_INDEX_COMING;
 	e->round = index->round;
 	e->used = e->first = e->kept = e->passed = 0;
+	e->front = front;
+	if (front)
+		add_pin(index, front);
+}
+
+bool kvt_index_arrive(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_COMING);
+	bool found = e->round == index->round;
+
+	e->state = KVT_INDEX_FOUND;
 	e->use = ++index->clock;
-	link_youngest(index, entry);
-	index->n_found++;
-	kvt_index_join(index, entry, front);
+	if (found) {
+		leave_lost_front(index, entry);
+		index->n_found++;
+	}
+	if (e->pins > 0)
+		return found;
+	if (found)
+		link_youngest(index, entry);
+	else
+		make_free(index, entry);
+	return found;
+}
+
+void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
+		       uint32_t front)
+{
+	kvt_index_expect(index, entry, page, front);
+	kvt_index_arrive(index, entry);
 }
 
 void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front)
 {
 	struct kvt_index_entry *e = entry_in(index, entry, KVT_INDEX_FOUND);
 
+	leave_lost_front(index, entry);
 	if (e->front || !front || front == entry)
 		return;
-	kvt_index_pin(index, front);
+	add_pin(index, front);
 	e->front = front;
 }
 
@@ -221,11 +288,17 @@ void kvt_index_drop(struct kvt_index *index, uint32_t entry)
 {
 	struct kvt_index_entry *e = &index->entries[entry];
 
-	if (e->state == KVT_INDEX_FOUND)
+	if (e->state == KVT_INDEX_FOUND) {
 		withdraw(index, entry);
-	e = entry_in(index, entry, KVT_INDEX_PRIVATE);
+	} else if (e->state == KVT_INDEX_COMING) {
+		kvt_hash_remove(&index->table, entry);
+		leave_front(index, entry);
+	} else {
+		entry_in(index, entry, KVT_INDEX_PRIVATE);
+	}
 	e->state = KVT_INDEX_FREE;
-	make_free(index, entry);
+	if (e->pins == 0)
+		make_free(index, entry);
 }
 
 void kvt_index_clear(struct kvt_index *index)
@@ -241,8 +314,8 @@ void kvt_index_clear(struct kvt_index *index)
 
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)
 {
-	if (entry_in(index, entry, KVT_INDEX_FOUND)->pins++ == 0)
-		unlink_entry(index, entry);
+	KVT_ASSERT(counts(index, entry));
+	add_pin(index, entry);
 }
 
 bool kvt_index_unpin(struct kvt_index *index, uint32_t entry)
@@ -268,12 +341,9 @@ bool kvt_index_put_back(struct kvt_index *index, uint32_t entry)
 	struct kvt_index_entry *e = &index->entries[entry];
 	bool found = kvt_index_is_found(index, entry);
 
-	KVT_ASSERT(e->pins > 0);
-	if (--e->pins > 0)
+	if (!take_pin(index, entry))
 		return found;
-	if (!found)
-		make_free(index, entry);
-	else if (e->use == index->clock || is_recent(index, e->use))
+	if (e->use == index->clock || is_recent(index, e->use))
 		link_youngest(index, entry);
 	else
 		link_oldest(index, entry);

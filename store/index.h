@@ -8,11 +8,12 @@
  *
  * Entry e owns place e of the RAM tier, so an entry is all that a page needs. Its states:
  *
- *     FREE --take--> PRIVATE --publish--> FOUND --the oldest, by take--> PRIVATE
- *       ^---drop--------+-------------------+
+ *     FREE --take--> PRIVATE --expect--> COMING --arrive--> FOUND --the oldest, by take--> PRIVATE
+ *       ^---drop--------+-------------------+------------------+
  *
- * Only FOUND entries are found, and only those without pins leave. An entry that is pinned is in no
- * list.
+ * The bytes of a COMING page are on their way: it is not found, but has its name already, so that
+ * nobody else gets it, and its place behind its front. Only FOUND entries are found, and only those
+ * without pins leave. An entry that is pinned is in no list.
  *
  * A prefix ends at the first page that is missing, so a page must leave before the one in front of
  * it: each pins its front. A use touches one entry, and the pins keep the path in front of it. An
@@ -31,12 +32,13 @@
 enum kvt_index_state {
 	KVT_INDEX_FREE = 0,
 	KVT_INDEX_PRIVATE,
+	KVT_INDEX_COMING,
 	KVT_INDEX_FOUND,
 };
 
 struct kvt_index_entry {
 	uint8_t key[KVT_CHAIN_KEY_BYTES];
-	uint32_t older, younger; /* FOUND without pins: neighbours; FREE: `older` is the next one */
+	uint32_t older, younger; /* FOUND without pins: neighbours; FREE so: `older` is next */
 	uint32_t front; /* entry of the page in front, which has a pin for it; 0: none is here */
 	uint32_t use;   /* clock at its last use, or at that of a page behind it that has left */
 	uint32_t pins;
@@ -46,7 +48,7 @@ struct kvt_index_entry {
 	uint32_t first : 1;  /* of its prompt: no page is in front */
 	uint32_t kept : 1;   /* the file has it, or it is being written */
 	uint32_t passed : 1; /* nothing from here to the front is used and not kept (writer.h) */
-	uint32_t round : 26; /* FOUND in an earlier one: it is free, once it has no pins */
+	uint32_t round : 26; /* COMING or FOUND in an earlier one: it will be free, or is */
 };
 
 struct kvt_index {
@@ -73,21 +75,30 @@ uint64_t kvt_index_bytes(uint64_t n_entries);
 
 /** Return true if an entry is FOUND. */
 bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry);
-/** Return the entry of a page, 0: none. */
+/** Return the FOUND or COMING entry of a page, 0: none. */
+uint32_t kvt_index_look(const struct kvt_index *index, const struct kvt_chain *page);
+/** Return the FOUND entry of a page, 0: none. */
 uint32_t kvt_index_find(const struct kvt_index *index, const struct kvt_chain *page);
 /** Use a FOUND entry: it becomes the youngest, and its path stays as long as it does. */
 void kvt_index_touch(struct kvt_index *index, uint32_t entry);
 /** Take a free entry, or the oldest. Returns 0 if all are pinned or private. */
 uint32_t kvt_index_take(struct kvt_index *index);
-/** Let a PRIVATE entry be found, as the youngest, behind a FOUND one or 0. The page must have no
- * other. */
+/** Give a PRIVATE entry a page's name, behind a FOUND or COMING one or 0: it is COMING. The page
+ * must have no other. */
+void kvt_index_expect(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
+		      uint32_t front);
+/** Let a COMING entry be found, as the youngest. Returns false if the index was cleared since: it
+ * is no longer the caller's. */
+bool kvt_index_arrive(struct kvt_index *index, uint32_t entry);
+/** Both at once. */
 void kvt_index_publish(struct kvt_index *index, uint32_t entry, const struct kvt_chain *page,
 		       uint32_t front);
-/** Tell a FOUND entry that has no front which one it has, 0: still none. */
+/** Tell a FOUND entry that has no front, or lost it, which one it has, 0: none. */
 void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front);
-/** Free a PRIVATE or FOUND entry without pins. */
+/** Free a PRIVATE, COMING or FOUND entry. Only a COMING one may have pins, those of pages behind
+ * it: it is free at the last unpin. */
 void kvt_index_drop(struct kvt_index *index, uint32_t entry);
-/** Keep a FOUND entry where it is. Each pin needs its unpin. */
+/** Keep a FOUND or COMING entry where it is. Each pin needs its unpin. */
 void kvt_index_pin(struct kvt_index *index, uint32_t entry);
 /** The last unpin makes it the youngest. Returns false if the index was cleared since the pin: the
  * entry is no longer the caller's. */

@@ -4,8 +4,9 @@
  * anchor.
  *
  * Invariants: a page that is in memory is pinned until it is copied. Only private pages of a load's
- * own sequence are written: those of the table from kvt_seq_next() on. A load ends at its first
- * error: what was committed stays, and waiters compute the rest.
+ * own sequence are written: those of the table from kvt_seq_next() on. A COMMIT in flight keeps
+ * what it displaces, so a job may still write it. A load ends at its first error, once its jobs
+ * have: what was committed stays, and waiters compute the rest.
  *
  * Pages of the tiers below are read ahead, in the order of loads. While the oldest load waits for
  * one, later loads continue.
@@ -37,6 +38,7 @@ struct kvt_load_page {
 	uint32_t entry; /* pinned; 0: it is not in memory yet, or was copied */
 	uint32_t place; /* of a side page: KVT_SIDE_PLACE() on the path */
 	uint32_t to;    /* of a side page: the session's page for it, 0: it is the sequence's */
+	struct kvt_job job;
 };
 
 struct kvt_load {
@@ -45,12 +47,14 @@ struct kvt_load {
 	uint32_t namespace_id;
 	uint32_t anchor;    /* page in front of the first one, 0: none */
 	uint32_t first;     /* page of the path that pages[0] is for */
-	uint32_t at;        /* next of pages[] */
+	uint32_t done;      /* of pages[]: copied, or cached by others */
+	uint32_t at;        /* next of pages[]; those from `done` on have a job */
 	uint32_t ahead;     /* of pages[]: those in memory or asked for */
 	uint32_t committed; /* of pages[] */
 	struct kvt_chain front; /* name of the page in front of the first one */
 	uint64_t begun_ns;
 	uint64_t waits_ns;  /* since when for a page, 0: it does not wait */
+	uint64_t since_ns;  /* time of the last page, or of its first job */
 	uint32_t n_main;    /* pages of the path; side pages follow them */
 	uint32_t n_pages;
 	struct kvt_load_page pages[];
@@ -309,7 +313,7 @@ static int check_begun(struct kvt_store *store, const struct kvt_store_fetch *as
 		rc = kvt_seq_commit(load->seq, matched, NULL, 0, KVT_IDLE, 0);
 	if (rc == 0 && !is_behind_anchor(store, ask, load, changes))
 		rc = -ESTALE;
-	load->at = load->ahead = load->committed = matched / page_size - load->first;
+	load->done = load->at = load->ahead = load->committed = matched / page_size - load->first;
 	if (rc == 0)
 		rc = find_sides(store, load);
 	return rc == 0 ? allocate_sides(store, load) : rc;
@@ -368,7 +372,7 @@ static int announce(struct kvt_store *store, const struct kvt_store_fetch *ask,
 
 static uint32_t pages_left(const struct kvt_load *load)
 {
-	return load->n_pages - load->at;
+	return load->n_pages - load->done;
 }
 
 /* Append names of a page's side pages that no tier has. Returns how many names there are. */
@@ -485,19 +489,56 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 
 /* ---- its pages */
 
-static uint32_t main_pages_at(const struct kvt_load *load)
+static uint32_t main_pages_done(const struct kvt_load *load)
 {
-	return load->at < load->n_main ? load->at : load->n_main;
+	return load->done < load->n_main ? load->done : load->n_main;
+}
+
+/* Take the pages whose jobs have ended. Returns how many those were, a negative error if a device
+ * failed. */
+static int take_copied(struct kvt_store *store, struct kvt_load *load)
+{
+	struct kvt_loads *loads = &store->loads;
+	uint64_t now = (uint64_t)kvt_now_ns();
+	int n = 0;
+
+	for (; load->done < load->at; load->done++, n++) {
+		struct kvt_load_page *page = &load->pages[load->done];
+
+		if (!kvt_job_has_ended(&page->job))
+			break;
+		if (page->job.result != 0)
+			return page->job.result;
+		loads->n_jobs--;
+		loads->n_pages--;
+		if (!page->entry)
+			continue; /* others cached it */
+		kvt_tier_unpin(store->tier, page->entry, true);
+		page->entry = 0;
+		loads->loaded++;
+		loads->last_ns = now;
+		loads->last_computed = store->share.computed;
+		/* A mean over about eight pages. */
+		loads->page_ns += (now - load->since_ns) / 8 - loads->page_ns / 8;
+		load->since_ns = now;
+	}
+	return n;
 }
 
 /* End a load. `seal`: with what was copied since its last commit. */
 static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 {
-	uint32_t pages = load->first + main_pages_at(load);
-	uint32_t n_positions = seal ? pages * store->known.info.page_size : 0;
 	struct kvt_loads *loads = &store->loads;
 	struct kvt_load **at = &loads->first, *before = NULL;
+	uint32_t n_positions = 0;
 
+	if (load->at > load->done) {
+		kvt_jobs_settle(&store->jobs);
+		take_copied(store, load);
+	}
+	if (seal)
+		n_positions = (load->first + main_pages_done(load)) * store->known.info.page_size;
+	loads->n_jobs -= load->at - load->done; /* a device failed */
 	for (; *at != load; at = &(*at)->next)
 		before = *at;
 	*at = load->next;
@@ -518,26 +559,38 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 	free(load);
 }
 
+/* Take note that others cached the pages in front of one. Those that have a job are taken when that
+ * has ended. */
+static void skip(struct kvt_store *store, struct kvt_load *load, uint32_t end)
+{
+	for (; load->at < end; load->at++) {
+		struct kvt_load_page *page = &load->pages[load->at];
+
+		if (page->entry)
+			kvt_tier_unpin(store->tier, page->entry, false);
+		page->entry = 0;
+		page->job.ended = true;
+		store->loads.n_jobs++;
+	}
+}
+
 /* Seal what was copied, and copy on meanwhile. Others may have sealed more, as the answers to
  * earlier commits tell: continue behind it. */
 static int commit(struct kvt_store *store, struct kvt_load *load)
 {
-	uint32_t page_size = store->known.info.page_size, at;
-	uint32_t n_positions = (load->first + load->at) * page_size;
+	uint32_t page_size = store->known.info.page_size, next;
+	uint32_t n_positions = (load->first + load->done) * page_size;
 	int rc = kvt_seq_commit_async(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 
-	if (rc == -EAGAIN) /* the ring is full */
+	if (rc == -EAGAIN) { /* the ring is full; this one gives back what it displaces */
+		kvt_jobs_settle(&store->jobs);
 		rc = kvt_seq_commit(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
+	}
 	if (rc != 0)
 		return rc;
-	at = kvt_seq_next(load->seq) / page_size - load->first;
-	if (at > load->n_main)
-		at = load->n_main;
-	if (at > load->at) {
-		store->loads.n_pages -= at - load->at;
-		load->at = at;
-	}
-	load->committed = load->at;
+	load->committed = load->done;
+	next = kvt_seq_next(load->seq) / page_size - load->first;
+	skip(store, load, next < load->n_main ? next : load->n_main);
 	return 0;
 }
 
@@ -595,33 +648,30 @@ static int bring(struct kvt_store *store, struct kvt_load *load)
 	return rc > 0;
 }
 
-/* Copy the next page, which is in memory, into the pool. -EIO. */
-static int copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
+/* Have the next page, which is in memory, copied into the pool. */
+static void copy(struct kvt_store *store, struct kvt_load *load, uint32_t to_page)
 {
 	struct kvt_load_page *page = &load->pages[load->at];
-	int rc = kvt_slabs_write(&store->slabs, to_page,
-				 kvt_tier_record(store->tier, page->entry));
 
-	if (rc != 0)
-		return rc;
-	kvt_tier_unpin(store->tier, page->entry, true);
-	page->entry = 0;
+	if (load->at == load->done)
+		load->since_ns = (uint64_t)kvt_now_ns();
+	page->job = (struct kvt_job){
+		.kind = KVT_JOB_IN, .slabs = &store->slabs, .page = to_page,
+		.record = kvt_tier_record(store->tier, page->entry),
+	};
+	kvt_jobs_add(&store->jobs, &page->job);
+	store->loads.n_jobs++;
 	load->at++;
-	store->loads.n_pages--;
-	store->loads.loaded++;
-	store->loads.last_ns = (uint64_t)kvt_now_ns();
-	store->loads.last_computed = store->share.computed;
-	return 0;
 }
 
-/* True if a COMMIT is due, before the last one. That one is as long where it brings a point. */
+/* True if a COMMIT is due, before the last one, which is as long: BEGINs do not wait for less. */
 static bool commit_due(const struct kvt_store *store, const struct kvt_load *load)
 {
 	uint32_t chunk = CHUNK_POSITIONS / store->known.info.page_size;
 
 	chunk = chunk ? chunk : 1;
-	return load->at < load->n_main && load->at - load->committed >= chunk &&
-	       (store->known.info.n_sides == 0 || load->n_main - load->at >= chunk);
+	return load->done < load->n_main && load->done - load->committed >= chunk &&
+	       load->n_main - load->done >= chunk;
 }
 
 /* The pool's page that the next page is copied to. 0: there is none. */
@@ -630,36 +680,52 @@ static uint32_t next_page(const struct kvt_load *load)
 	uint32_t at = load->first + load->at, n_pages;
 	const uint32_t *pages = kvt_seq_pages(load->seq, &n_pages);
 
-	if (pages_left(load) > 0 && load->at >= load->n_main)
+	if (load->at < load->n_pages && load->at >= load->n_main)
 		return load->pages[load->at].to;
-	return pages_left(load) > 0 && at < n_pages ? pages[at] : 0;
+	return load->at < load->n_pages && at < n_pages ? pages[at] : 0;
 }
 
-/* Copy a page of a load, or end it. False: its page is on the way. */
-static bool advance(struct kvt_store *store, struct kvt_load *load)
+/* Begin to copy the next page of a load. Returns 1: it did; 0: the page is on its way, or too many
+ * jobs are open, or all have begun. -ENOENT: the page was lost. -ETIMEDOUT: it is late. */
+static int begin_next(struct kvt_store *store, struct kvt_load *load)
 {
 	uint32_t to_page = next_page(load);
-	uint64_t begun_ns = (uint64_t)kvt_now_ns();
-	bool wanted = to_page != 0;
-	int there = wanted ? bring(store, load) : 0, rc = 0;
+	uint64_t now = (uint64_t)kvt_now_ns();
+	int there;
 
-	if (wanted && there == 0) {
-		load->waits_ns = load->waits_ns ? load->waits_ns : begun_ns;
-		if (begun_ns - load->waits_ns < LATE_NS)
-			return false;
-		there = -ETIMEDOUT;
+	if (!to_page || store->loads.n_jobs >= store->jobs_most)
+		return 0;
+	there = bring(store, load);
+	if (there == 1) {
+		load->waits_ns = 0;
+		copy(store, load, to_page);
+	} else if (there == 0) {
+		load->waits_ns = load->waits_ns ? load->waits_ns : now;
+		if (now - load->waits_ns >= LATE_NS)
+			return -ETIMEDOUT;
 	}
-	if (there == 1 && copy(store, load, to_page) != 0)
+	return there;
+}
+
+/* True if nothing of a load is to come: all is there, or the sequence has no page for it. */
+static bool is_over(const struct kvt_load *load)
+{
+	return load->at == load->done && next_page(load) == 0;
+}
+
+/* Go on with a load, or end it. False: its pages are on the way. */
+static bool advance(struct kvt_store *store, struct kvt_load *load)
+{
+	int n = take_copied(store, load), begun, rc = 0;
+
+	if (n < 0)
 		return true; /* kvt_store_broken() */
+	begun = begin_next(store, load);
 	if (commit_due(store, load))
 		rc = commit(store, load);
-	/* A mean over about eight pages. */
-	begun_ns = load->waits_ns ? load->waits_ns : begun_ns;
-	load->waits_ns = 0;
-	store->loads.page_ns += ((uint64_t)kvt_now_ns() - begun_ns) / 8 -
-				store->loads.page_ns / 8;
-	if (rc != 0 || there < 0 || pages_left(load) == 0)
-		end(store, load, true);
+	if (rc == 0 && begun >= 0 && !is_over(load))
+		return n + begun > 0;
+	end(store, load, true);
 	return true;
 }
 
@@ -667,7 +733,7 @@ bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
 	/* Before the looks: what arrives behind them is seen by those of the next turn. */
-	bool moves = load && kvt_tier_moves(store->tier);
+	bool moves = load && (kvt_tier_moves(store->tier) || store->loads.n_jobs > 0);
 	uint64_t before = store->begun;
 
 	while (load) {

@@ -5,10 +5,10 @@
  * kvtstored: keeps copies of what the kvtrunkd of a host cache in memory of its own, and loads them
  * back when a client of any lacks them.
  *
- * A thread serves each instance. Its turn takes the feed, serves peers, then loads pages and copies
- * pages, of each KVT_STORE_TURN_BYTES or one. So a FETCH waits for that at most. Without work it
- * sleeps, and polls the feed: 1 ms after records came, doubling to 20 ms. The main thread takes
- * signals, drives the helper, and takes what it and the file have read.
+ * A thread serves each instance. Its turn takes the feed, serves peers, then has pages loaded and
+ * copied by the workers, so a FETCH waits for no page. Without work it sleeps until a job ends, and
+ * polls the feed: 1 ms after records came, doubling to 20 ms. The main thread takes signals, drives
+ * the helper, and takes what it and the file have read.
  */
 #include <errno.h>
 #include <glob.h>
@@ -44,6 +44,7 @@
 #define HELPER_QUEUE_PAGES 4096u
 #define DEFAULT_FILE_DEPTH 32u
 #define DEFAULT_STOP_S 60u
+#define DEFAULT_WORKERS 2u
 #define POLL_MOST_MS 20
 #define RECONNECT_MS 100
 #define UNSERVED_MOST_NS 30000000000ull /* between attempts, of an instance among others */
@@ -69,6 +70,7 @@ static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--max-age SECONDS]\n"
 		"                 [--min-positions N] [--queue-pages N] [--load-percent N]\n"
+		"                 [--workers N]\n"
 		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
 		"                 [--file-depth N] [--stop-seconds N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
@@ -84,6 +86,7 @@ static void usage(FILE *to)
 		"  --min-positions N  load no fewer at once; default: %u\n"
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
+		"  --workers N        threads that copy pages, 64 at most; default: %u\n"
 		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
 		"                     disk; they are there after a restart\n"
 		"  --file-bytes SIZE  its size. Allocated at start\n"
@@ -102,8 +105,8 @@ static void usage(FILE *to)
 		"  --bench            measure memory, and the disk of --file, which is made and\n"
 		"                     removed; serve nothing\n"
 		"  --help, --version\n", KVT_STORE_INSTANCES, DEFAULT_MIN_POSITIONS,
-		DEFAULT_QUEUE_PAGES,
-		DEFAULT_LOAD_PERCENT, DEFAULT_FILE_DEPTH, DEFAULT_STOP_S, DEFAULT_HELPER_WAIT_MS);
+		DEFAULT_QUEUE_PAGES, DEFAULT_LOAD_PERCENT, DEFAULT_WORKERS, DEFAULT_FILE_DEPTH,
+		DEFAULT_STOP_S, DEFAULT_HELPER_WAIT_MS);
 }
 
 /* Read "64G" or "64GiB". */
@@ -160,6 +163,9 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		       "1 to 1073741824";
 	case 'l':
 		return parse_count(text, 100, &options->load_percent) ? NULL : "1 to 100";
+	case 'k':
+		return parse_count(text, KVT_WORKERS_MOST, &options->n_workers) ? NULL :
+		       "1 to 64";
 	case 'f':
 		options->file.path = text;
 		return *text ? NULL : "a path";
@@ -208,6 +214,7 @@ static const struct option words[] = {
 	{ "min-positions", required_argument, NULL, 'm' },
 	{ "queue-pages", required_argument, NULL, 'q' },
 	{ "load-percent", required_argument, NULL, 'l' },
+	{ "workers", required_argument, NULL, 'k' },
 	{ "sibling", required_argument, NULL, 'g' }, /* gone */
 	{ "file", required_argument, NULL, 'f' },
 	{ "file-bytes", required_argument, NULL, 'b' },
@@ -271,7 +278,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		return KVT_EXIT_USAGE;
 	}
 	return misplaced(options, of_file, of_helper) ? KVT_EXIT_USAGE :
-	       bench ? kvt_store_bench(&options->file) : -1;
+	       bench ? kvt_store_bench(&options->file, options->n_workers) : -1;
 }
 
 /* Count an event of an instance, and tell the main thread. */
@@ -389,18 +396,20 @@ static int follow(struct kvt_store *store)
 /* Load pages. Returns true if there were any. */
 static bool load(struct kvt_store *store)
 {
-	uint64_t bytes = 0;
+	uint32_t n = 0;
 
-	while (bytes < KVT_STORE_TURN_BYTES && kvt_load_turn(store))
-		bytes += store->tier->record_bytes;
-	return bytes > 0;
+	while (n < 2 * store->jobs_most && kvt_load_turn(store))
+		n++;
+	return n > 0;
 }
 
 /* Do what is due with a daemon. Returns true if there was something. */
 static bool turn(struct kvt_store *store)
 {
-	bool busy = load(store);
+	bool busy;
 
+	kvt_jobs_look(&store->jobs);
+	busy = load(store);
 	busy |= kvt_store_copy(store);
 	if (busy && (store->host->remote || store->host->file))
 		kvt_store_wake(store->host->wake);
@@ -529,6 +538,8 @@ static int add_side(struct all *all, const char *socket, struct kvt_error *why)
 	side->store = (struct kvt_store){ .host = &all->host, .tier = &all->host.tier,
 					  .daemon_path = side->path,
 					  .wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+	side->store.jobs = (struct kvt_jobs){ .workers = &all->host.workers,
+					      .wake = side->store.wake };
 	snprintf(side->store.name, sizeof(side->store.name), "%.*s", (int)end, name);
 	all->n_sides++;
 	rc = side->store.wake < 0 ? -errno : kvt_server_take(&side->server, path, why);
@@ -717,6 +728,7 @@ static void release(struct all *all)
 	kvt_remote_close(all->host.remote);
 	if (broken)
 		return;
+	kvt_workers_stop(&all->host.workers);
 	for (uint32_t i = 0; i < all->n_sides; i++)
 		kvt_device_close(all->sides[i].store.device);
 	kvt_tier_destroy(&all->host.tier);
@@ -731,7 +743,9 @@ static int run(struct all *all)
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGHUP, &action, NULL); /* of a terminal that is closed */
-	rc = add_sides(all, &why);
+	rc = kvt_workers_start(&all->host.workers, all->host.options.n_workers);
+	rc = rc == 0 ? add_sides(all, &why) :
+	     kvt_store_fail(&why, rc, "cannot start a thread: %s", strerror(-rc));
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	else if (await_first(&all->host))
@@ -748,11 +762,13 @@ int main(int argc, char **argv)
 {
 	static struct all all = {
 		.host.making = PTHREAD_MUTEX_INITIALIZER,
+		.host.workers = KVT_WORKERS_INIT,
 		.host.options = {
 			.ram_bytes = DEFAULT_RAM_BYTES,
 			.min_positions = DEFAULT_MIN_POSITIONS,
 			.queue_pages = DEFAULT_QUEUE_PAGES,
 			.load_percent = DEFAULT_LOAD_PERCENT,
+			.n_workers = DEFAULT_WORKERS,
 			.file.depth = DEFAULT_FILE_DEPTH,
 			.stop_s = DEFAULT_STOP_S,
 			.remote.wait_ns = DEFAULT_HELPER_WAIT_MS * 1000000ull,

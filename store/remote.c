@@ -34,7 +34,7 @@ enum read_state {
 	READ_FREE = 0,
 	READ_QUEUED,
 	READ_SENT,  /* in the open GET */
-	READ_ENDED, /* arrived() tells */
+	READ_ENDED, /* arrived() tells, once it is checked */
 };
 
 struct page_read {
@@ -44,6 +44,7 @@ struct page_read {
 	bool is_got;    /* it was in a GET, at */
 	uint32_t place;
 	bool brought;
+	struct kvt_job check;
 };
 
 struct page_write {
@@ -115,7 +116,7 @@ static uint32_t entry_at(const struct kvt_remote *remote, const struct kvt_helpe
 /* Pages of a GET or PUT. Not all of a small memory: they cannot leave it. */
 static uint32_t batch_pages(const struct kvt_remote *remote)
 {
-	uint64_t n = remote->options.batch_bytes / remote->options.record_bytes;
+	uint64_t n = remote->options.batch_bytes / remote->tier->page_bytes;
 	uint32_t most = remote->tier->index.n_entries / 8;
 
 	most = most < KVT_HELPER_PAGES ? most : KVT_HELPER_PAGES;
@@ -246,10 +247,8 @@ static bool is_good(const struct kvt_remote *remote, const struct page_read *rea
 	struct kvt_helper_seal seal;
 
 	memcpy(&seal, seal_at(remote, read->entry), sizeof(seal));
-	return read->brought &&
-	       kvt_helper_sealed(&seal, read->page.digest,
-				 kvt_tier_record(remote->tier, read->entry),
-				 remote->options.record_bytes);
+	return read->brought && kvt_helper_sealed(&seal, read->page.digest, read->check.crc,
+						  remote->tier->page_bytes);
 }
 
 static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
@@ -257,13 +256,16 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 	struct kvt_remote *remote = self;
 	struct page_read *read = remote->reads;
 
-	while (read < remote->reads + READS && read->state != READ_ENDED)
+	while (read < remote->reads + READS &&
+	       (read->state != READ_ENDED || !kvt_job_has_ended(&read->check)))
 		read++;
 	if (read == remote->reads + READS)
 		return false;
 	*ret_entry = read->entry;
 	*ret_good = is_good(remote, read);
 	if (*ret_good) {
+		memcpy(kvt_tier_crcs(remote->tier, read->entry), read->check.crc,
+		       sizeof(read->check.crc));
 		remote->counts.got++;
 	} else {
 		remote->counts.bad++;
@@ -311,15 +313,26 @@ static bool send_get(struct kvt_remote *remote)
 	return true;
 }
 
+/* End a read. What was brought is checked first. */
+static void end_read(struct kvt_remote *remote, struct page_read *read, bool brought)
+{
+	read->state = READ_ENDED;
+	read->brought = brought;
+	read->check = (struct kvt_job){
+		.kind = KVT_JOB_CHECK, .record = kvt_tier_record(remote->tier, read->entry),
+		.bytes = remote->tier->page_bytes, .ended = true,
+	};
+	if (brought)
+		kvt_jobs_add(&remote->tier->jobs, &read->check);
+}
+
 static void take_get(struct kvt_remote *remote, const struct kvt_helper_done *done)
 {
 	for (uint32_t i = 0; i < READS; i++) {
 		struct page_read *read = &remote->reads[i];
 
-		if (read->state != READ_SENT)
-			continue;
-		read->state = READ_ENDED;
-		read->brought = kvt_helper_bit(done, read->place);
+		if (read->state == READ_SENT)
+			end_read(remote, read, kvt_helper_bit(done, read->place));
 	}
 	kvt_store_time_add(&remote->counts.get_time, remote->now_ns - remote->get_ns);
 	remote->get_ns = 0;
@@ -333,25 +346,12 @@ static void end_queued(struct kvt_remote *remote)
 	for (uint32_t i = 0; i < READS; i++) {
 		struct page_read *read = &remote->reads[i];
 
-		if (read->state == READ_QUEUED) {
-			read->state = READ_ENDED;
-			read->brought = false;
-		}
+		if (read->state == READ_QUEUED)
+			end_read(remote, read, false);
 	}
 }
 
 /* ---- writes */
-
-void kvt_remote_seal(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page)
-{
-	struct kvt_helper_seal seal;
-
-	if (!remote)
-		return;
-	kvt_helper_seal(&seal, page->digest, kvt_tier_record(remote->tier, entry),
-			remote->options.record_bytes);
-	memcpy(seal_at(remote, entry), &seal, sizeof(seal));
-}
 
 void kvt_remote_store(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page)
 {
@@ -363,15 +363,14 @@ void kvt_remote_store(struct kvt_remote *remote, uint32_t entry, const struct kv
 		       remote->options.queue_pages] = (struct page_write){ *page, entry };
 }
 
-/* True if a page is where it was when its seal was written. Other pages may have been there. */
-static bool is_there(const struct kvt_remote *remote, const struct page_write *write)
+/* Seal the page of an entry that is stored now. */
+static void seal(const struct kvt_remote *remote, const struct page_write *write)
 {
-	struct kvt_helper_seal seal;
+	struct kvt_helper_seal made;
 
-	if (kvt_index_find(&remote->tier->index, &write->page) != write->entry)
-		return false; /* its seal may be another thread's */
-	memcpy(&seal, seal_at(remote, write->entry), sizeof(seal));
-	return memcmp(seal.name, write->page.digest, sizeof(seal.name)) == 0;
+	kvt_helper_seal(&made, write->page.digest, kvt_tier_crcs(remote->tier, write->entry),
+			remote->tier->page_bytes);
+	memcpy(seal_at(remote, write->entry), &made, sizeof(made));
 }
 
 static bool send_put(struct kvt_remote *remote)
@@ -385,10 +384,11 @@ static bool send_put(struct kvt_remote *remote)
 
 		remote->writes_at = (remote->writes_at + 1) % remote->options.queue_pages;
 		remote->n_writes--;
-		if (!is_there(remote, write)) {
-			remote->counts.dropped++;
+		if (kvt_index_find(index, &write->page) != write->entry) {
+			remote->counts.dropped++; /* it has left */
 			continue;
 		}
+		seal(remote, write);
 		kvt_index_pin(index, write->entry);
 		pages[n++] = page_of(remote, &write->page, write->entry);
 	}
@@ -475,7 +475,7 @@ int kvt_remote_open(struct kvt_remote **ret_remote, struct kvt_tier *tier,
 		.patience_ns = PATIENCE_NS,
 		.memory_fd = tier->memory_fd,
 		.memory_bytes = tier->mapped_bytes,
-		.record_bytes = options->record_bytes,
+		.record_bytes = tier->page_bytes,
 		.batch_bytes = options->batch_bytes,
 	};
 	int epoll = epoll_create1(EPOLL_CLOEXEC), rc = -ENOMEM;
@@ -488,7 +488,7 @@ int kvt_remote_open(struct kvt_remote **ret_remote, struct kvt_tier *tier,
 		remote->round = 1;
 		remote->known = calloc(KNOWN_SETS, sizeof(*remote->known));
 		remote->writes = calloc(options->queue_pages, sizeof(*remote->writes));
-		if (remote->known && remote->writes)
+		if (remote->known && remote->writes && kvt_tier_keep_crcs(tier) == 0)
 			rc = kvt_helper_init(&remote->helper, &helper, epoll);
 	}
 	if (rc == 0) {

@@ -25,7 +25,6 @@
 
 struct kvt_remote_options {
 	const char *command; /* NULL: none */
-	uint64_t record_bytes; /* of a page; the tier may have more */
 	uint64_t batch_bytes;  /* of a GET or PUT */
 	uint64_t wait_ns;      /* a FETCH waits so long for the helper */
 	uint32_t queue_pages;  /* that wait to be stored */
@@ -57,9 +56,6 @@ uint64_t kvt_remote_ask(struct kvt_remote *remote, const struct kvt_chain *names
 /** Return true if a round was answered, or will not be. */
 bool kvt_remote_answered(const struct kvt_remote *remote, uint64_t round);
 
-/** Seal the page of a PRIVATE entry, which is going to be stored, while its bytes are in the cache.
- * The only function that needs no lock of the memory. NULL: nothing is done. */
-void kvt_remote_seal(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page);
 /** Store the page of an entry that was just published. It may have left since. */
 void kvt_remote_store(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page);
 

@@ -403,7 +403,7 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.ram_bytes = tier->ram_bytes,
 		.room_pages = tier->index.n_ready,
 		.pages = tier->index.n_found,
-		.queued_pages = store->known.n_queued + (store->copy.page != 0),
+		.queued_pages = store->known.n_queued + store->n_copies,
 		.dropped_pages = store->known.dropped,
 		.copied_pages = store->share.copied,
 		.spoiled_copies = store->share.spoiled,

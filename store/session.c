@@ -22,6 +22,8 @@
 /* Deadline of calls. While a daemon is stopped or hangs, so do its clients: a FETCH that finds the
  * store waiting with them loses nothing, and three of those are the last for a second. */
 #define CALL_NS 1000000000ll
+#define WORKER_JOBS 4u                 /* open of an instance and direction for each worker: */
+#define WORKER_BYTES (2ull << 20)      /* at least so many, or of so many bytes */
 #define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -35,10 +37,14 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 
 /* Refuse more memory than there is, before any is touched: the kernel would kill this process, or
  * an engine. */
-static int check_memory(uint64_t ram_bytes, uint64_t record_bytes, struct kvt_error *why)
+static int check_memory(const struct kvt_store_options *options, uint64_t record_bytes,
+			struct kvt_error *why)
 {
-	uint64_t n = record_bytes ? ram_bytes / record_bytes : 0;
-	uint64_t needed = ram_bytes + kvt_index_bytes(n < KVT_INDEX_MAX ? n : KVT_INDEX_MAX);
+	uint64_t n = record_bytes ? options->ram_bytes / record_bytes : 0;
+	uint64_t entries = n < KVT_INDEX_MAX ? n : KVT_INDEX_MAX;
+	bool has_crcs = options->file.path || options->remote.command;
+	uint64_t needed = options->ram_bytes + kvt_index_bytes(entries) +
+			  has_crcs * entries * sizeof(uint32_t [4]);
 	uint64_t room = kvt_memory_free_bytes();
 	char needed_text[32], room_text[32];
 
@@ -56,18 +62,6 @@ static int populate(struct kvt_tier *tier, uint64_t from, uint64_t to)
 	int rc = madvise(tier->ram + from, to - from, MADV_POPULATE_WRITE);
 
 	return rc == 0 || errno == EINVAL || errno == EAGAIN ? 0 : -errno;
-}
-
-int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
-{
-	sigset_t all, before;
-	int rc;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = pthread_create(ret_thread, NULL, run, self);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -rc;
 }
 
 /* Bytes that a start allocates before it serves. */
@@ -166,7 +160,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 {
 	struct kvt_host *host = store->host;
 	const struct kvt_store_options *options = &host->options;
-	int rc = check_memory(options->ram_bytes, record_bytes, why);
+	int rc = check_memory(options, record_bytes, why);
 
 	if (rc != 0)
 		return rc;
@@ -183,20 +177,29 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 	if (host->tier.index.n_entries == KVT_INDEX_MAX)
 		kvt_store_say_cut("--ram-bytes", options->ram_bytes, host->tier.ram_bytes);
 	host->tier.max_age_s = options->max_age_s;
+	host->tier.page_bytes = store->slabs.record_bytes;
+	host->tier.jobs = (struct kvt_jobs){ .workers = &host->workers, .wake = host->wake };
 	if (options->file.path)
 		rc = kvt_file_open(&host->file, &host->tier, &options->file, why);
 	if (rc == 0)
 		rc = allocate(host, why);
-	if (rc == 0 && options->remote.command) {
-		host->options.remote.record_bytes = store->slabs.record_bytes;
-		if (kvt_remote_open(&host->remote, &host->tier, &options->remote) != 0)
-			rc = kvt_store_fail(why, -ENOMEM, "no memory for a helper");
-	}
+	if (rc == 0 && options->remote.command &&
+	    kvt_remote_open(&host->remote, &host->tier, &options->remote) != 0)
+		rc = kvt_store_fail(why, -ENOMEM, "no memory for a helper");
 	if (rc == 0)
 		rc = start_filler(host, why);
 	if (rc != 0)
 		release_tiers(host);
 	return rc;
+}
+
+/* So many that workers sleep seldom, and that the last one is not waited for long. */
+static uint32_t jobs_most(const struct kvt_store *store)
+{
+	uint64_t n = WORKER_BYTES / store->slabs.record_bytes;
+
+	n = (n > WORKER_JOBS ? n : WORKER_JOBS) * store->host->options.n_workers;
+	return n < KVT_COPIES_MOST ? (uint32_t)n : KVT_COPIES_MOST;
 }
 
 /* Make the tiers, if there are none. */
@@ -211,7 +214,7 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 	pthread_mutex_lock(&host->making);
 	if (!host->tier.ram)
 		rc = make_tiers(store, record_bytes, why);
-	else if (host->tier.record_bytes != record_bytes)
+	else if (host->tier.page_bytes != store->slabs.record_bytes)
 		rc = kvt_store_fail(why, -EINVAL, "pages of %s have another size than those of the "
 				    "store: give it a store of its own, or restart this one",
 				    store->daemon_path);
@@ -290,6 +293,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 		rc = share_tiers(store, why);
 	if (rc == 0)
 		bind_cache(store, info);
+	store->jobs_most = jobs_most(store);
 	if (rc == 0 && kvt_known_init(&store->known, info, options->queue_pages) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
 	store->known.outdated = store->outdated;
@@ -356,12 +360,4 @@ void kvt_store_say(const struct kvt_store *store, const char *format, ...)
 	va_end(list);
 	/* One write: lines of other threads come between, not into it. */
 	fprintf(stderr, "kvtstored: %s%s%s\n", alone ? "" : store->name, alone ? "" : ": ", text);
-}
-
-void kvt_store_wake(int fd)
-{
-	uint64_t one = 1;
-
-	if (write(fd, &one, sizeof(one)) < 0)
-		return; /* EAGAIN: it is awake */
 }

@@ -3,15 +3,15 @@
 
 #include <string.h>
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
+#include "store/crc32c.h"
 #include "store/device.h"
 
 #define LINE 64u           /* bytes of a cache line */
-#define AHEAD 256u         /* bytes that are prefetched */
-#define PARTS 4u           /* are copied side by side */
-#define PART_MOST 4096u    /* bytes: a page of memory, whose lines a processor prefetches itself */
+#define AHEAD 512u         /* bytes that are prefetched */
+#define PART_MOST 4096u    /* bytes, of each quarter, that are checked and then copied */
 #define STREAM_LEAST 1024u /* smaller pieces have few whole lines */
 
 /* Map all slabs in host memory. */
@@ -49,30 +49,36 @@ int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt
 }
 
 #ifdef __SSE2__
+__attribute__((target("avx512f"))) static void stream_wide(uint8_t *to, const uint8_t *from,
+							   uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += LINE)
+		_mm512_stream_si512((void *)(to + at), _mm512_loadu_si512(from + at));
+}
+
 static void stream_line(uint8_t *to, const uint8_t *from)
 {
 	__m128i words[LINE / sizeof(__m128i)];
 
-	__builtin_prefetch(from + AHEAD);
 	for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
 		words[i] = _mm_loadu_si128((const __m128i *)from + i);
 	for (unsigned int i = 0; i < LINE / sizeof(*words); i++)
 		_mm_stream_si128((__m128i *)to + i, words[i]);
 }
 
-/* Copy whole lines to an aligned place. Returns how many bytes those were: all but a few. */
+/* Copy whole lines to an aligned place. Returns how many bytes those were. */
 static uint64_t stream(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
-	uint64_t at = 0, part;
-
-	while ((part = (bytes - at) / (PARTS * LINE) * LINE) > 0) {
-		part = part < PART_MOST ? part : PART_MOST;
-		for (uint64_t line = 0; line < part; line += LINE)
-			for (uint64_t in = line; in < PARTS * part; in += part)
-				stream_line(to + at + in, from + at + in);
-		at += PARTS * part;
+	bytes = bytes / LINE * LINE;
+	if (__builtin_cpu_supports("avx512f")) {
+		stream_wide(to, from, bytes);
+		return bytes;
 	}
-	return at;
+	for (uint64_t at = 0; at < bytes; at += LINE) {
+		__builtin_prefetch(from + at + AHEAD);
+		stream_line(to + at, from + at);
+	}
+	return bytes;
 }
 #else
 static uint64_t stream(uint8_t *to, const uint8_t *from, uint64_t bytes)
@@ -82,9 +88,8 @@ static uint64_t stream(uint8_t *to, const uint8_t *from, uint64_t bytes)
 }
 #endif
 
-/* memcpy() that does not read what it overwrites and leaves the caches to others: for pages a third
- * faster. Others may be writing `from`: nothing is decided on these bytes before it is known that
- * they were not. */
+/* memcpy() that does not read what it overwrites and leaves the caches to others. Others may be
+ * writing `from`: nothing is decided on these bytes before it is known that they were not. */
 static void copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
 	uint64_t at = bytes < STREAM_LEAST ? bytes : -(uintptr_t)to % LINE;
@@ -148,9 +153,92 @@ static int copy_page(const struct kvt_slabs *slabs, uint32_t page, uint8_t *reco
 	return settle(slabs);
 }
 
-int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to)
+/* ---- with checksums */
+
+/* A place in a record, and what of its piece is behind it. */
+struct place {
+	uint32_t slab, piece;
+	uint64_t at, left;
+};
+
+static struct place place_at(const struct kvt_slabs *slabs, uint64_t at)
 {
-	return copy_page(slabs, page, to, true);
+	struct place place = { .at = at };
+
+	while (at >= slabs->pieces[place.piece].bytes) {
+		at -= slabs->pieces[place.piece].bytes;
+		place.piece = (place.piece + 1) % slabs->n_pieces;
+		place.slab += place.piece == 0;
+	}
+	place.left = slabs->pieces[place.piece].bytes - at;
+	return place;
+}
+
+static const uint8_t *bytes_at(const struct kvt_slabs *slabs, uint32_t page,
+			       const struct place *place)
+{
+	const struct kvt_pool_piece *piece = &slabs->pieces[place->piece];
+
+	return slabs->bases[place->slab] + piece->offset_bytes + page * piece->stride_bytes +
+	       piece->bytes - place->left;
+}
+
+static void step(const struct kvt_slabs *slabs, struct place *place, uint64_t n)
+{
+	place->at += n;
+	place->left -= n;
+	if (place->left > 0)
+		return;
+	place->piece = (place->piece + 1) % slabs->n_pieces;
+	place->slab += place->piece == 0;
+	place->left = slabs->pieces[place->piece].bytes;
+}
+
+/* Copy the four quarters of a page side by side: each part from the cache, where its checksum left
+ * it. */
+static void read_quarters(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
+			  uint32_t ret_crc[4])
+{
+	uint64_t quarter = slabs->record_bytes / 4, left = quarter, n;
+	const uint8_t *from[4];
+	struct place places[4];
+
+	for (uint32_t i = 0; i < 4; i++)
+		places[i] = place_at(slabs, i * quarter);
+	memset(ret_crc, 0, 4 * sizeof(*ret_crc));
+	for (; left > 0; left -= n) {
+		n = left < PART_MOST ? left : PART_MOST;
+		for (uint32_t i = 0; i < 4; i++)
+			n = n < places[i].left ? n : places[i].left;
+		for (uint32_t i = 0; i < 4; i++)
+			from[i] = bytes_at(slabs, page, &places[i]);
+		kvt_crc32c_four(ret_crc, from, n);
+		for (uint32_t i = 0; i < 4; i++) {
+			copy(to + places[i].at, from[i], n);
+			step(slabs, &places[i], n);
+		}
+	}
+	for (n = slabs->record_bytes % 4; n > 0; n--) {
+		from[3] = bytes_at(slabs, page, &places[3]);
+		ret_crc[3] = kvt_crc32c(ret_crc[3], from[3], 1);
+		to[places[3].at] = *from[3];
+		step(slabs, &places[3], 1);
+	}
+}
+
+int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
+		   uint32_t ret_crc[4])
+{
+	int rc;
+
+	if (ret_crc && !slabs->device) {
+		read_quarters(slabs, page, to, ret_crc);
+		return settle(slabs);
+	}
+	rc = copy_page(slabs, page, to, true);
+	if (ret_crc && rc == 0)
+		kvt_crc32c_quarters(to, slabs->record_bytes, ret_crc);
+	return rc;
 }
 
 int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from)

@@ -27,9 +27,11 @@ struct kvt_slabs {
  * On failure `why` says what to do. Errors: those of kvt_pool_map_slab() and kvt_device_map(). */
 int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_device *device,
 		  struct kvt_error *why);
-/** Copy a page into a record. Others may be writing the page: then the record is garbage.
- * -EIO: the device failed, and the record is garbage. */
-int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to);
+/** Copy a page into a record, and compute its checksums on the way: ret_crc as
+ * kvt_crc32c_quarters(), NULL: none. Others may be writing the page: then both are garbage.
+ * -EIO: the device failed, and the record is garbage. Any thread may call it, and the next. */
+int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
+		   uint32_t ret_crc[4]);
 /** Copy a record into a page, which must be the caller's. -EIO: the device failed. */
 int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
 

@@ -13,7 +13,8 @@
  * A load is what any worker does: BEGIN announces the pages before they are read, COMMIT seals
  * them, END lets go. So the daemon coalesces, times out and cleans up loads as it does computing.
  *
- * Everything is done in turns, and each part of a turn is bounded: a FETCH waits for one turn.
+ * Everything is done in turns, and each part of a turn is bounded: a FETCH waits for one turn. The
+ * bytes of pages are touched by workers.
  */
 
 #include <stdbool.h>
@@ -23,9 +24,9 @@
 #include "store/file.h"
 #include "store/remote.h"
 #include "store/times.h"
+#include "store/workers.h"
 
-/** Bytes that a turn copies in each direction: at least a page. */
-#define KVT_STORE_TURN_BYTES (512ull << 10)
+#define KVT_COPIES_MOST 128u
 
 #define KVT_STORE_INSTANCES 16u
 
@@ -44,11 +45,13 @@ struct kvt_store_options {
 	uint32_t min_positions;
 	uint32_t queue_pages;
 	uint32_t load_percent; /* of the pool's pages, in all loads together */
+	uint32_t n_workers;
 };
 
 struct kvt_loads {
 	struct kvt_load *first, *last; /* oldest first */
 	uint32_t n_pages;     /* still to load */
+	uint32_t n_jobs;      /* open */
 	uint32_t most_pages;
 	uint32_t namespace_id; /* of the last one, which is open; 0: none is */
 	uint64_t page_ns;     /* time of a page, as the last ones took */
@@ -64,6 +67,7 @@ struct kvt_host {
 	struct kvt_store_options options;
 	uint64_t started_ns;
 	pthread_mutex_t making; /* of the tiers */
+	struct kvt_workers workers;
 	struct kvt_tier tier;   /* ram NULL: not made yet */
 	pthread_t filler;       /* allocates its memory, until it is `filled` */
 	bool has_filler, filled; /* `filled`: atomic */
@@ -101,7 +105,10 @@ struct kvt_store {
 	struct kvt_device *device; /* NULL: the pool was never on a device */
 	struct kvt_slabs slabs;
 	struct kvt_known known;
-	struct kvt_copy copy; /* begun before the last look at the feed, if its page is not 0 */
+	struct kvt_jobs jobs;
+	uint32_t jobs_most; /* that are open of copies, and as many of loads */
+	struct kvt_copy copies[KVT_COPIES_MOST]; /* open ones, a ring */
+	uint32_t copies_at, n_copies;
 	struct kvt_loads loads;
 };
 
@@ -124,10 +131,6 @@ void kvt_store_notice(struct kvt_store *store);
 /** Print a line of the log, with the instance's name if there are several. */
 __attribute__((format(printf, 2, 3))) void kvt_store_say(const struct kvt_store *store,
 							 const char *format, ...);
-/** Start a thread that takes no signals. */
-int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self);
-/** Write to an eventfd. */
-void kvt_store_wake(int fd);
 
 /* ---- follow.c */
 
@@ -140,7 +143,7 @@ int kvt_store_subscribe(struct kvt_store *store);
 int kvt_store_follow(struct kvt_store *store);
 /** Unsubscribe. */
 void kvt_store_unfollow(struct kvt_store *store);
-/** Copy pages out, KVT_STORE_TURN_BYTES or one. Returns true if there may be more. */
+/** End copies whose jobs have ended, and begin others. Returns true if there were any. */
 bool kvt_store_copy(struct kvt_store *store);
 
 /* ---- load.c */
@@ -159,7 +162,7 @@ uint32_t kvt_load_missing(const struct kvt_store *store, const struct kvt_store_
  * the positions that will be loaded: they are announced. 0: none. */
 uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *ask,
 			const uint32_t *keys);
-/** Load one page of the oldest load. Returns true if there was one. */
+/** Take pages that were copied, and begin to copy one. Returns true if there were any. */
 bool kvt_load_turn(struct kvt_store *store);
 /** End all loads. */
 void kvt_loads_end(struct kvt_store *store);

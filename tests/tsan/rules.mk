@@ -17,5 +17,6 @@ $(TSAN_PROGRAMS): $(O)/tests/tsan/%: $(O)/obj/tests/tsan/%.o $(O)/libkvtbase.a
 	$(link_test) -lpthread
 
 tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror) \
-	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl tests/proc/test_store_host)
+	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl tests/proc/test_store_host) \
+	$(O)/tests/unit/test_store_workers
 .PHONY: tsan

@@ -44,10 +44,11 @@ TEST(quarters_are_those_of_each_by_itself)
 
 	for (uint32_t i = 0; i < sizeof(bytes); i++)
 		bytes[i] = (uint8_t)(i * 2654435761u >> 11);
-	for (uint32_t n = 0; n <= sizeof(bytes); n += 32) {
+	for (uint32_t n = 0; n <= sizeof(bytes); n += n < 70 ? 1 : 37) {
 		kvt_crc32c_quarters(bytes, n, crc);
 		for (uint32_t i = 0; i < 4; i++)
 			assert_int_equal(crc[i],
-					 kvt_crc32c_portable(0, bytes + i * (n / 4), n / 4));
+					 kvt_crc32c_portable(0, bytes + i * (n / 4),
+							     n / 4 + (i == 3 ? n % 4 : 0)));
 	}
 }

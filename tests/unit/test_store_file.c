@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "shm/clock.h"
+#include "store/crc32c.h"
 #include "store/file_state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
@@ -102,6 +103,7 @@ static uint32_t put_behind(uint32_t i, uint32_t front)
 	struct kvt_chain page = name(i);
 
 	memset(kvt_tier_record(&tier, entry), (int)i, RECORD);
+	kvt_crc32c_quarters(kvt_tier_record(&tier, entry), RECORD, kvt_tier_crcs(&tier, entry));
 	kvt_index_publish(&tier.index, entry, &page, front);
 	tier.index.entries[entry].first = !front;
 	tier.index.entries[entry].time = COPIED + i;
@@ -186,28 +188,44 @@ TEST_WITH(a_page_that_left_the_memory_comes_back, start, stop)
 }
 
 /* Who holds the lock of the memory holds up all instances. */
-TEST_WITH(checksums_are_made_without_the_lock, start, stop)
+TEST_WITH(what_is_read_is_checked_by_a_worker, start, stop)
 {
+	static struct kvt_workers workers = KVT_WORKERS_INIT;
 	struct kvt_chain page = name(1);
 	uint32_t entry = put(1);
 
-	kvt_tier_lock(&tier);
+	assert_int_equal(kvt_workers_start(&workers, 1), 0);
 	assert_true(leave(entry));
-	kvt_tier_unlock(&tier);
-	assert_non_null(file->begun.first); /* it waits for turn() */
-	assert_int_equal(file->begun.first->crc[0], 0);
-	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), entry); /* meanwhile it is here */
-	kvt_tier_unpin(&tier, entry, false);
 	settle();
-	assert_null(file->begun.first);
-	assert_int_equal(file->written, 1);
 	kvt_index_drop(&tier.index, entry);
+	tier.jobs = (struct kvt_jobs){ .workers = &workers, .wake = -1 };
 	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), -EINPROGRESS);
-	while (!file->ended.first) /* its checksum is there before the lock is taken */
-		tier.below[0].turn(file);
-	assert_int_not_equal(file->ended.first->crc[0], 0);
+	kvt_tier_lock(&tier);
+	while (!file->checked.first)
+		kvt_file_turn(file);
+	kvt_jobs_settle(&tier.jobs);
+	assert_true(kvt_job_has_ended(&file->checked.first->check));
+	assert_memory_equal(file->checked.first->check.crc, kvt_tier_crcs(&tier, entry),
+			    sizeof(*tier.crcs));
+	kvt_tier_unlock(&tier);
 	settle();
 	assert_true(comes_back(1));
+	tier.jobs = (struct kvt_jobs){ .wake = -1 };
+	kvt_workers_stop(&workers);
+}
+
+/* So a byte that changes in the memory is found when the page comes back. */
+TEST_WITH(the_checksums_of_a_write_are_those_of_the_copy, start, stop)
+{
+	uint32_t entry = put(1);
+
+	kvt_tier_record(&tier, entry)[RECORD / 2] ^= 1;
+	assert_true(leave(entry));
+	settle();
+	assert_int_equal(file->written, 1);
+	kvt_index_drop(&tier.index, entry);
+	assert_false(comes_back(1));
+	assert_int_equal(file->bad, 1);
 }
 
 TEST_WITH(with_too_many_writes_in_flight_a_page_is_dropped, start, stop)
@@ -873,7 +891,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		unlink(path);
 		close(open(path, O_WRONLY | O_CREAT, 0600));
 		if (i == 2)
-			memcpy(text, "KVTFILE\0\4", 9); /* of this version */
+			memcpy(text, "KVTFILE\0\5", 9); /* of this version */
 		damage(0, text, bytes);
 		must_say(i == 2 ? -EINVAL : -EDOM, i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);

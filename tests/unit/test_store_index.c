@@ -400,3 +400,104 @@ TEST(an_index_that_grows_gives_each_entry_once)
 	}
 	kvt_index_destroy(&index);
 }
+
+/* ---- pages that come */
+
+static enum { AWAY, COMES, FOUND, STALE } state_of[NAMES]; /* STALE: it comes, and was cleared */
+static uint32_t front_of[NAMES]; /* name + 1, 0: none */
+
+static bool is_behind(uint32_t i)
+{
+	for (uint32_t other = 0; other < NAMES; other++)
+		if ((state_of[other] == COMES || state_of[other] == FOUND) &&
+		    front_of[other] == i + 1)
+			return true;
+	return false;
+}
+
+/* Take an entry, if there is one: it is free, or its page has none behind it. */
+static uint32_t take_one(struct kvt_index *index)
+{
+	uint32_t entry = kvt_index_take(index);
+
+	for (uint32_t i = 0; i < NAMES && entry; i++) {
+		if (state_of[i] == AWAY || entry_of[i] != entry)
+			continue;
+		assert_int_equal(state_of[i], FOUND);
+		assert_false(is_behind(i));
+		state_of[i] = AWAY;
+	}
+	return entry;
+}
+
+/* Let a page be on its way, behind another one that is here or comes. */
+static void begin_to_come(struct kvt_index *index, uint32_t i)
+{
+	struct kvt_chain page = name(i), before;
+	uint32_t front = (uint32_t)rand() % NAMES, entry = take_one(index);
+
+	if (!entry)
+		return;
+	before = name(front);
+	front_of[i] = front != i && kvt_index_look(index, &before) ? front + 1 : 0;
+	kvt_index_expect(index, entry, &page, front_of[i] ? entry_of[front] : 0);
+	entry_of[i] = entry;
+	state_of[i] = COMES;
+}
+
+/* A page has come, or it was lost: then what is behind it stays, without it. */
+static void come(struct kvt_index *index, uint32_t i, bool good)
+{
+	if (good)
+		assert_int_equal(kvt_index_arrive(index, entry_of[i]), state_of[i] == COMES);
+	else
+		kvt_index_drop(index, entry_of[i]);
+	for (uint32_t other = 0; other < NAMES && !good && state_of[i] == COMES; other++)
+		if (front_of[other] == i + 1)
+			front_of[other] = 0;
+	state_of[i] = good && state_of[i] == COMES ? FOUND : AWAY;
+}
+
+TEST(a_page_that_comes_has_its_name_and_is_not_found)
+{
+	bool seen[ENTRIES + 1] = { false };
+	struct kvt_index index;
+	uint32_t n = 0;
+
+	srand(7);
+	assert_int_equal(kvt_index_init(&index, ENTRIES), 0);
+	memset(state_of, 0, sizeof(state_of));
+	for (uint32_t step = 0; step < 40000; step++) {
+		uint32_t i = (uint32_t)rand() % NAMES;
+
+		if (rand() % 300 == 0) {
+			kvt_index_clear(&index);
+			for (uint32_t other = 0; other < NAMES; other++)
+				state_of[other] = state_of[other] == COMES ? STALE :
+						  state_of[other] == FOUND ? AWAY :
+						  state_of[other];
+		}
+		if (state_of[i] == AWAY)
+			begin_to_come(&index, i);
+		else if (state_of[i] != FOUND)
+			come(&index, i, rand() % 4 != 0);
+		for (uint32_t other = 0; other < NAMES; other++) {
+			struct kvt_chain page = name(other);
+
+			assert_int_equal(kvt_index_find(&index, &page),
+					 state_of[other] == FOUND ? entry_of[other] : 0);
+			assert_int_equal(kvt_index_look(&index, &page) != 0,
+					 state_of[other] == FOUND || state_of[other] == COMES);
+		}
+	}
+	for (uint32_t i = 0; i < NAMES; i++)
+		if (state_of[i] == COMES || state_of[i] == STALE)
+			come(&index, i, true);
+	kvt_index_clear(&index);
+	for (uint32_t entry; (entry = kvt_index_take(&index)) != 0; n++) {
+		assert_false(seen[entry]); /* no entry was lost, and none is there twice */
+		seen[entry] = true;
+	}
+	assert_int_equal(n, ENTRIES);
+	kvt_index_destroy(&index);
+}

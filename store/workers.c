@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Threads for the bytes of pages (workers.h). One queue for all owners, in two parts. Called by the
+ * threads of instances, and by the main thread for the file and the helper.
+ */
+#include "store/workers.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include "shm/assert.h"
+#include "shm/atomic.h"
+#include "store/crc32c.h"
+
+int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
+{
+	sigset_t all, before;
+	int rc;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = pthread_create(ret_thread, NULL, run, self);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -rc;
+}
+
+void kvt_store_wake(int fd)
+{
+	uint64_t one = 1;
+
+	if (write(fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: it is awake */
+}
+
+static void run(struct kvt_job *job)
+{
+	if (job->kind == KVT_JOB_OUT)
+		job->result = kvt_slabs_read(job->slabs, job->page, job->record,
+					     job->wants_crc ? job->crc : NULL);
+	else if (job->kind == KVT_JOB_IN)
+		job->result = kvt_slabs_write(job->slabs, job->page, job->record);
+	else
+		kvt_crc32c_quarters(job->record, job->bytes, job->crc);
+	/* Pairs with the release of a feed's tail: a later writer of the page is in the feed that
+	 * the owner takes from now on. */
+	kvt_fence_acquire();
+}
+
+/* Hand a job back. It may be gone once it is `ended`, but its owner waits for `out`. */
+static void end(struct kvt_workers *workers, struct kvt_job *job)
+{
+	struct kvt_jobs *jobs = job->jobs;
+
+	kvt_store_release(&job->ended, true);
+	if (jobs->wake >= 0 && !kvt_exchange_full(&jobs->told, true))
+		kvt_store_wake(jobs->wake);
+	pthread_mutex_lock(&workers->lock);
+	if (--jobs->out == 0)
+		pthread_cond_broadcast(&workers->over);
+	pthread_mutex_unlock(&workers->lock);
+}
+
+/* Wait for the next job. NULL: there will be none. */
+static struct kvt_job *take(struct kvt_workers *workers)
+{
+	struct kvt_job *job;
+	uint32_t part;
+
+	pthread_mutex_lock(&workers->lock);
+	while (!workers->first[0] && !workers->first[1] && !workers->stopping)
+		pthread_cond_wait(&workers->there, &workers->lock);
+	part = workers->first[0] ? 0 : 1;
+	job = workers->first[part];
+	if (job)
+		workers->first[part] = job->next;
+	pthread_mutex_unlock(&workers->lock);
+	return job;
+}
+
+static void *work(void *self)
+{
+	struct kvt_workers *workers = self;
+	struct kvt_job *job;
+
+	while ((job = take(workers)) != NULL) {
+		run(job);
+		end(workers, job);
+	}
+	return NULL;
+}
+
+int kvt_workers_start(struct kvt_workers *workers, uint32_t n)
+{
+	int rc = 0;
+
+	KVT_ASSERT(n >= 1 && n <= KVT_WORKERS_MOST);
+	workers->stopping = false;
+	for (; workers->n < n && rc == 0; workers->n += rc == 0)
+		rc = kvt_store_thread(&workers->threads[workers->n], work, workers);
+	if (rc != 0)
+		kvt_workers_stop(workers);
+	return rc;
+}
+
+void kvt_workers_stop(struct kvt_workers *workers)
+{
+	pthread_mutex_lock(&workers->lock);
+	workers->stopping = true;
+	pthread_cond_broadcast(&workers->there);
+	pthread_mutex_unlock(&workers->lock);
+	while (workers->n > 0)
+		pthread_join(workers->threads[--workers->n], NULL);
+	KVT_ASSERT(!workers->first[0] && !workers->first[1]);
+}
+
+void kvt_jobs_add(struct kvt_jobs *jobs, struct kvt_job *job)
+{
+	struct kvt_workers *workers = jobs->workers;
+	uint32_t part = job->kind == KVT_JOB_OUT;
+
+	job->jobs = jobs;
+	job->next = NULL;
+	job->result = 0;
+	job->ended = !workers;
+	if (!workers) {
+		run(job);
+		return;
+	}
+	pthread_mutex_lock(&workers->lock);
+	*(workers->first[part] ? &workers->last[part]->next : &workers->first[part]) = job;
+	workers->last[part] = job;
+	jobs->out++;
+	pthread_cond_signal(&workers->there);
+	pthread_mutex_unlock(&workers->lock);
+}
+
+bool kvt_job_has_ended(const struct kvt_job *job)
+{
+	return kvt_load_acquire(&job->ended);
+}
+
+void kvt_jobs_look(struct kvt_jobs *jobs)
+{
+	(void)kvt_exchange_full(&jobs->told, false);
+}
+
+void kvt_jobs_settle(struct kvt_jobs *jobs)
+{
+	struct kvt_workers *workers = jobs->workers;
+
+	if (!workers)
+		return;
+	pthread_mutex_lock(&workers->lock);
+	while (jobs->out > 0)
+		pthread_cond_wait(&workers->over, &workers->lock);
+	pthread_mutex_unlock(&workers->lock);
+}
