@@ -41,6 +41,15 @@ def test_an_option_is_refused_by_its_flag(option, value, flag):
         _refusals.check(options(**{option: value}))
 
 
+@pytest.mark.parametrize("variable, says", [
+    ("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "the pool has one size, .*: set it to 0"),
+    ("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "then pages lack KV of draft layers: set it to 0")])
+def test_a_variable_is_refused_by_its_name(variable, says, monkeypatch):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(_refusals.Refused, match=f"does not go with {variable}: {says}"):
+        _refusals.check(options())
+
+
 def test_an_option_that_sglang_lacks_is_a_sentence(monkeypatch):
     """One of another release, where no rule could see what it was set to."""
     from sglang.srt import runtime_context

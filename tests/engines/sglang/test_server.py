@@ -29,17 +29,27 @@ class Server(_server.Server):
 
 
 @pytest.fixture(scope="module")
-def servers(folder, tmp_path_factory):
-    options, engine = printed(folder, 1 << 23)
+def commands(folder):
+    return printed(folder, 1 << 23)
+
+
+@pytest.fixture(scope="module")
+def daemon(commands):
+    options, _ = commands
     assert options.items() >= {name: str(value) for name, value in geometry().items()
                                if name != "n_pages"}.items()
-    with testing.daemon(supervise=True, **options) as daemon:
-        made = [Server(engine, daemon, tmp_path_factory.mktemp("logs") / name) for name in "ab"]
-        try:
-            yield [server.wait() for server in made]
-        finally:
-            for server in made:
-                server.kill()
+    with testing.daemon(supervise=True, **options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def servers(commands, daemon, tmp_path_factory):
+    made = [Server(commands[1], daemon, tmp_path_factory.mktemp("logs") / name) for name in "ab"]
+    try:
+        yield [server.wait() for server in made]
+    finally:
+        for server in made:
+            server.kill()
 
 
 def test_servers_share_and_a_salt_isolates(servers):
@@ -51,6 +61,19 @@ def test_servers_share_and_a_salt_isolates(servers):
     assert b.complete(text) == (first, whole)
     assert b.complete(text, cache_salt="tenant") == (first, 0)
     assert a.complete(text, cache_salt="tenant") == (first, whole)
+
+
+def test_loads_are_those_of_this_server(servers, daemon):
+    """A router that looks at them would else send nothing to a server whose neighbour is busy."""
+    _, b = servers
+    with daemon.connect(any_geometry=True) as other:
+        half = other.info.n_pages // 2
+        held = other.alloc(half)
+        b.complete("The tokens of others are not the load of this server. ")
+        [load] = json.loads(b.url("/v1/loads"))["loads"]
+        other.free(held)
+    assert load["max_total_num_tokens"] >= half * PAGE > 0
+    assert load["num_used_tokens"] <= 16 * PAGE and load["token_usage"] < 0.1
 
 
 def test_prefill_here_decode_there(servers):

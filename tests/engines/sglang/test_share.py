@@ -159,6 +159,27 @@ def test_a_request_that_finds_no_room_is_counted_once(daemon, engines):
     expect_nothing_held(daemon)
 
 
+def test_what_a_waiting_request_will_reuse_is_evicted_last(daemon, engines):
+    """Though it is not tried: one in front of it has no room."""
+    _, _, b = engines
+    old, new = prompt(next(SEEDS)), prompt(next(SEEDS))
+    for text in old, new:
+        b.generate(text, max_tokens=1)
+    until(all_pages_are_back, daemon)
+    n = whole(old) // PAGE
+    with daemon.connect(any_geometry=True) as other:
+        held = other.alloc(PAGES - 1 - 2 * n)  # all others were older
+        refusals = other.counters().refusals
+        b.ask(do="generate", prompts=[prompt(next(SEEDS), 3 * n * PAGE), old], max_tokens=1)
+        until(lambda: other.counters().refusals > refusals)
+        before = other.counters().operations  # of which there are no others now
+        until(lambda: other.counters().operations >= before + 6)
+        held += other.alloc(n)
+        other.free(held)
+    assert [answer["cached"] for answer in b.answer()] == [0, whole(old)]
+    expect_nothing_held(daemon)
+
+
 def test_a_request_that_runs_is_answered_while_the_daemon_is_stopped(daemon, engines):
     """And one that comes meanwhile when it runs again."""
     private, _, b = engines
