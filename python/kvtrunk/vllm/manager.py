@@ -154,6 +154,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
         self.awaited = 0
         """The last step that an operation of the ring may wait for; 0: none waits."""
+        self._begun: list[State] = []
+        """Requests that this schedule() began."""
         self._behind = int(engine.drafts)
         """How many tokens behind a position its KV depends on."""
         self._counts: collections.Counter[str] = collections.Counter()
@@ -240,6 +242,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 state.alone = (self.sides is not None and state.sides_first and
                                self._pool_is_idle())
             return
+        self._begun.append(state)
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.prompt = None
         state.known = known - self._behind if state.shared else 0
@@ -370,7 +373,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
         kept = self.watermark_blocks if state.told == 0 and has_scheduled_reqs else 0
-        if kept and self.sides is None and not self._has_free(state, kept):
+        if kept and self.sides is None and not self._has_free(kept):
             return None
         need = -(-min(total, self.max_model_len) // self.page_size)
         if need > len(state.table) and not self._extend(state, need - len(state.table)):
@@ -388,18 +391,15 @@ class KvtrunkKVCacheManager(KVCacheManager):
         told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
 
-    def _has_free(self, state: State, kept: int) -> bool:
+    def _has_free(self, kept: int) -> bool:
         """Whether the pool has so many pages (--watermark) for running requests beside what this one
-        has. False: it begins later, because what it holds they cannot have."""
+        has."""
         try:
             found = self.engine.ring.client.counters()
-            left = found.free_pages + found.evictable_pages + self.engine.ring.stocked
-            if left >= kept:
-                return True
-            self._begin_later(state)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
-        return False
+            return False
+        return bool(found.free_pages + found.evictable_pages + self.engine.ring.stocked >= kept)
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
                         whole: bool, kept: int) -> Optional[KVCacheBlocks]:
@@ -414,9 +414,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed,
                                          self._most_sides(request) if alone else 0, kept) or
                     not self._reserve(state, total, found, computed)):
-                if state.told == 0:  # what it holds may be what others wait for
+                if state.told == 0:
                     self._refused(state)
-                    self._begin_later(state).sides_first |= alone
+                    state.sides_first |= alone
                 return None
         except (ConnectionLost, Stale) as error:
             self._lose(error)
@@ -437,7 +437,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def _reserve(self, state: State, total: int, found: KVCacheBlocks, computed: int) -> bool:
         assert self.sides is not None
         return (self.sides.reserve(state.request, total, found.blocks, computed) or
-                (self._give_back_unused(state) | self._let_go()) and
+                self._let_go() and
                 self.sides.reserve(state.request, total, found.blocks, computed))
 
     def _let_go(self) -> bool:
@@ -460,8 +460,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
         assert lease is not None
         try:
             pages = self.engine.ring.extend(lease, n)
-            if pages is None and self._give_back_unused(state):
-                pages = self.engine.ring.extend(lease, n)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return False
@@ -469,14 +467,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return False
         state.table += pages
         return True
-
-    def _give_back_unused(self, but: Optional[State] = None) -> bool:
-        """End leases of requests that were not scheduled: running ones come first."""
-        unused = [state for state in self.states.values()
-                  if state is not but and state.lease is not None and state.told == 0]
-        for state in unused:
-            self._begin_later(state)
-        return bool(unused)
 
     def _running(self) -> bool:
         """Whether a request of this engine was scheduled, and so will give back what it has."""
@@ -487,15 +477,24 @@ class KvtrunkKVCacheManager(KVCacheManager):
         assert self.sides is not None
         return self.sides.pool.get_num_free_blocks() >= self.engine.info.n_pages - 1
 
-    def _begin_later(self, state: State) -> State:
-        """End the lease of a request that was not scheduled. Steps in flight may still write its
-        pages: those of a request that ended, which the session gets before their fence."""
-        self._end(state, self.fence())
-        fresh = State(state.request, self.engine.session)
-        self.states[state.request.request_id] = fresh
-        fresh.asked, fresh.refused = True, state.refused
-        fresh.retry = time.monotonic() + RETRY_S
-        return fresh
+    def _end_unscheduled(self) -> None:
+        """End the leases of requests that this schedule() began and did not schedule, for want of room
+        or budget: what they hold running requests of all engines may wait for. Steps in flight may
+        still write their pages: those of a request that ended, which the session gets before their
+        fence."""
+        begun, self._begun = self._begun, []
+        for state in begun:
+            name = state.request.request_id
+            if state.told or self.engine.is_lost or self.states.get(name) is not state:
+                continue
+            try:
+                self._end(state, self.fence())
+            except (ConnectionLost, Stale) as error:
+                self._lose(error)
+                return
+            fresh = self.states[name] = State(state.request, state.session)
+            fresh.asked, fresh.refused, fresh.sides_first = True, state.refused, state.sides_first
+            fresh.retry = time.monotonic() + RETRY_S
 
     # ---- publishing
 
@@ -509,6 +508,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def scheduled(self, num_scheduled_tokens: dict[str, int]) -> list[Check]:
         """End of schedule(): commit what the step computes. Returns what to compare after it."""
         checks: list[Check] = []
+        self._end_unscheduled()
         self._flush()
         if not num_scheduled_tokens:
             self.in_flight.append(0)
@@ -780,11 +780,6 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def unshare(self, adapter: Optional[int] = None) -> None:
         """Publish no more of the requests that there are, of one adapter or all: what they compute
         from now on may be of other weights. Those that did not run yet begin again."""
-        try:
-            if not self.engine.is_lost:
-                self._give_back_unused()
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
         for state in self.states.values():
             lora = state.request.lora_request
             if adapter is not None and (lora is None or lora.lora_int_id != adapter):
