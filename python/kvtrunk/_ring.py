@@ -44,7 +44,6 @@ _REAP = 64
 _FILLING = 2**64 - 1  # user_data of ALLOC
 _LATE = 1  # of _call(): the answer did not come in time
 _SLICE_NS = int(WARN_S * 1e9)
-_IDLE_NS = 50_000_000  # how long an engine without requests waits to give its stock back at once
 _DEVICE_PACE_S = 0.02  # between the calls of one step and those of the next
 _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all cores
 
@@ -88,7 +87,8 @@ def _whole(call: _Method) -> _Method:
 
 class Ring(Owner):
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
-    extend() and pages(), which it gives back before it says that there is no space."""
+    extend() and pages(), which it gives back before it says that there is no space. An engine that
+    becomes idle calls reap() until it owes nothing."""
 
     def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None,
                  stall: Optional[Stall] = None) -> None:
@@ -584,12 +584,15 @@ class Ring(Owner):
         if busy != self._busy:
             self._busy = busy
             self.client.set_pace(self._pace_s if busy else 0.0)
-        if not busy:
-            if self._filling and not self._pending:
-                self._clear(lib.KVT_OP_NOP)
-                self._call(_IDLE_NS)  # answers come in order
-                self._submit_late()
-            self._give_back()
+        if not busy and self._stock:
+            stock, self._stock = self._stock, []
+            self._do(self._free, stock, self._fence)
+
+    @property
+    def owes(self) -> bool:
+        """Whether an answer has still to come that brings pages or a lease, or something has to be
+        given back for which there was no room: then reap() is to be called, requests or none."""
+        return bool(self._filling or self._late or self._given or self._pending)
 
 
 class Spaces:

@@ -58,6 +58,7 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
             "build_connector_meta": ("scheduler_output",),
             "take_events": (),
+            "has_pending_push_work": (),
             "request_finished": ("request", "block_ids"),
             "reset_cache": (),
             "get_handshake_metadata": (),
@@ -192,7 +193,7 @@ REPLACED = {
             "bind_gpu_block_pool", "clear_connector_metadata", "finish_forward",
             "get_external_cache_hit_sources", "get_finished", "get_finished_count",
             "get_kv_connector_kv_cache_events", "get_loaded_kv_cache_group_ids",
-            "get_transfer_results", "handle_preemptions", "has_pending_block_frees", "has_pending_push_work",
+            "get_transfer_results", "handle_preemptions", "has_pending_block_frees",
             "register_finished_partial_tail", "requires_piecewise_for_cudagraph",
             "reset_capture_state", "role", "set_host_xfer_buffer_ops",
             "set_xfer_handshake_metadata_pp_aware", "supports_divergent_local_hybrid_hits"}),
@@ -244,6 +245,8 @@ CALLS = (
     (_SCHEDULER, r"KVConnectorFactory\.create_connector\([\s\S]*= EventPublisherFactory\.create\("),
     (_MANAGER, r"self\.kv_cache_event_metadata = "),
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
+    # It steps on until all is given back.
+    (_SCHEDULER, r"or \(self\.connector is not None and self\.connector\.has_pending_push_work\(\)\)"),
     # All that start_load_kv() gets by name.
     ("v1/worker/gpu/kv_connector.py",
      r"load_kwargs: dict\[str, Any\] = dict\(\s+scheduler_output=\S+,\s+request_state_indices=\S+,"

@@ -314,6 +314,11 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         self._manager.processed()
         return ()
 
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM steps on without requests: the daemon has not answered yet for all that is to
+        be given back."""
+        return self._manager is not None and self._manager.owes()
+
     def request_finished(self, request: Any,
                          block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
         """Free its blocks now."""

@@ -644,6 +644,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if not self.states:
             self._flush()
 
+    def owes(self) -> bool:
+        """Whether vLLM has to step on without requests, because it holds what it shall give back."""
+        return not self.engine.is_lost and self.engine.ring.owes
+
     # ---- checks
 
     def checked(self, findings: Mapping[int, Optional[Finding]]) -> None:

@@ -407,8 +407,8 @@ def test_the_installed_vllm_has_all_names():
      "kv_connector.wait_for_save(True)", "wait_for_save()"),
     ("v1/core/kv_cache_manager.py", "def take_events(", "def take_all_events(", "take_"),
     ("v1/core/block_pool.py", "def get_usage(", "def get_use(", "get_use()"),
-    ("distributed/kv_transfer/kv_connector/v1/base.py", "def has_pending_push_work(",
-     "def has_work(", "has_work()")])
+    ("distributed/kv_transfer/kv_connector/v1/base.py", "def has_pending_block_frees(",
+     "def has_frees(", "has_frees()")])
 def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
     sources = compat.Sources(compat.installed())
     assert compat.problems_of(sources) == []

@@ -69,6 +69,30 @@ def test_decode_does_not_wait_for_a_stopped_daemon(stopped):
     assert engine.theirs.kv_cache_manager.engine.session == 1
 
 
+def ended(engine):
+    """Whether vLLM would wait for a request. If not, it steps on."""
+    if engine.theirs.has_requests():
+        step(engine)
+    return not engine.theirs.has_requests()
+
+
+def test_an_engine_whose_last_request_ends_meanwhile_keeps_no_stock(stopped):
+    """The pages that it asked for while it decoded come behind the end of all requests."""
+    daemon, engine, _, stop = stopped
+    for name in "abc":
+        engine.theirs.add_request(engine.request(name, prompt(2, PAGE - 2), PAGE // 2, salt=name))
+    while len(engine.theirs.running) < 4:
+        step(engine)
+    stop()
+    while engine.theirs.requests:
+        step(engine)
+    step(engine)
+    assert engine.theirs.has_requests() and not engine.theirs.has_unfinished_requests()
+    os.kill(daemon.pid, signal.SIGCONT)
+    until(ended, engine)
+    until(all_pages_are_back, daemon)
+
+
 def test_an_aborted_request_keeps_no_pages_that_come_late(stopped):
     from vllm.v1.request import RequestStatus
 
@@ -79,7 +103,8 @@ def test_an_aborted_request_keeps_no_pages_that_come_late(stopped):
         step(engine)
     engine.theirs.finish_requests("goes", RequestStatus.FINISHED_ABORTED)
     os.kill(daemon.pid, signal.SIGCONT)
-    engine.theirs.add_request(engine.request("comes", prompt(3, PAGE), 2))
+    until(ended, engine)
+    until(all_pages_are_back, daemon)
 
 
 def test_a_session_is_lost_when_the_daemon_is_stopped_for_long(stopped, monkeypatch):
