@@ -272,7 +272,8 @@ class Sides:
         for each in self._managers:
             each._get_num_evictable_blocks = lambda blocks: 0  # the lease holds what it found
         self._states = 1 + engine.batches
-        """Pages of a state: its own, and those of steps whose output has not come."""
+        """Pages of a state: its own, and those of steps whose output has not come. Beside them a step
+        may keep one that it passes."""
         self._check_room(manager.max_model_len, engine.info)
         self._zeroes = coordinator.single_type_managers[self.main].records_new_block_ids
         self._to_zero: dict[str, list[int]] = {}
@@ -280,7 +281,8 @@ class Sides:
     def most(self, tokens: int) -> int:
         """Side pages that a request of so many tokens needs at once, at most."""
         whole = -(-tokens // self.page_size)
-        return sum(min(whole * part.blocks, each.max_admission_blocks_per_request or self._states)
+        return sum(min(whole * part.blocks, each.max_admission_blocks_per_request or self._states +
+                       each.kv_cache_spec.num_prefill_checkpoint_blocks)
                    for part, each in zip(self._parts, self._managers))
 
     def _check_room(self, longest: int, info: Any) -> None:

@@ -169,7 +169,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "FullAttentionSpec": ("non_causal",),
         "KVCacheConfig": ("kv_cache_groups", "kv_cache_layout", "num_blocks"),
         "KVCacheGroupSpec": ("kv_cache_spec", "layer_names"),
-        "MambaSpec": ("mamba_cache_mode", "mamba_type"),
+        "MambaSpec": ("mamba_cache_mode", "mamba_type", "num_prefill_checkpoint_blocks"),
         "SlidingWindowSpec": ("sliding_window",)},
     "v1/attention/backend.py": {"AttentionBackend": ("get_name", "is_mla", "is_ssm")},
 }

@@ -36,15 +36,17 @@ def trailing(page, windows, states, blocks=1):
     return ",".join(map(str, needed + [1] * states))
 
 
-def specs(page, windows, states, blocks=1):
-    """vLLM's of these groups."""
+def specs(page, windows, states, blocks=1, checkpoints=0):
+    """vLLM's of these groups. checkpoints: blocks for states that a step passes."""
     import torch
     from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 
     return [*(SlidingWindowSpec(block_size=page // blocks, num_kv_heads=2 * blocks, head_size=64,
                                 dtype=torch.float32, sliding_window=window) for window in windows),
             *(MambaSpec(block_size=page, shapes=((2, 64),), dtypes=(torch.float32,),
-                        mamba_cache_mode="align") for _ in range(states))]
+                        mamba_cache_mode="align", num_prefill_checkpoint_blocks=checkpoints,
+                        prefill_checkpoint_alignment=checkpoints or None)
+              for _ in range(states))]
 
 
 class NoWorkers:

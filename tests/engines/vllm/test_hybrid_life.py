@@ -39,6 +39,8 @@ class Kind:
     retention: int = 0
     blocks: int = 1
     """Of a window, in a page."""
+    checkpoints: int = 0
+    """Blocks for a state that a step passes."""
 
     @property
     def groups(self):
@@ -61,7 +63,8 @@ KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
          "four blocks in a page": Kind(64, 120, 6, 150, 120, windows=(33,) * 5, blocks=4),
          "windows of large pages": Kind(96, 72, 7, 300, 80, windows=(150, 97)),
          "states": Kind(544, 48, 6, 1200, 60, states=3),
-         "states of many steps": Kind(100, 44, 8, 70, 100, states=3)}
+         "states of many steps": Kind(100, 44, 8, 70, 100, states=3),
+         "states in passing": Kind(100, 44, 8, 350, 100, states=2, checkpoints=1)}
 
 
 class Pool:
@@ -70,7 +73,7 @@ class Pool:
     def __init__(self, kind):
         self.kind = kind
         self.instances = set()
-        self.reused = 0
+        self.reused = self.passed = 0
 
     def use(self, client):
         """Work on the pool of this client's daemon."""
@@ -112,9 +115,14 @@ class Pool:
             self.cells[number, cell:][:b - a] = row.values(group, a, b)
 
     def step_state(self, row, group, n):
-        """Copy the state to the block of the step's end, and go on from it there."""
+        """Copy the state to the block of the step's end, and go on from it there. What the step passes
+        at the end of a page is kept in the block before, if there is one."""
         page, table = self.kind.page, row.tables[group]
         source, target = (row.computed - 1) // page, -(-(row.computed + n) // page) - 1
+        if self.kind.checkpoints and target - 1 > source and table[target - 1]:
+            self.expect_private(table[target - 1])
+            self.cells[table[target - 1]] = row.values(group, target * page - 1, target * page)
+            self.passed += 1
         if row.computed:
             value = row.values(group, row.computed - 1, row.computed)
             assert table[source] and (self.cells[table[source]] == value).all(), (group, source)
@@ -149,7 +157,8 @@ class Engine(life.Engine):
     def __init__(self, folder, kind, pool, chance, asynchronous):
         super().__init__(
             folder, pool, chance, asynchronous, pages=kind.pages, page=kind.page,
-            sides=measure_step.specs(*kind.groups), retention=kind.retention, max_num_seqs=6,
+            sides=measure_step.specs(*kind.groups, kind.checkpoints), retention=kind.retention,
+            max_num_seqs=6,
             unit=kind.page // kind.blocks if kind.blocks > 1 else None,
             max_model_len=kind.longest * kind.page, max_num_batched_tokens=kind.budget)
         self.kind = kind
@@ -225,6 +234,7 @@ def test_a_request_reads_its_own_tokens_windows_and_states(folder, monkeypatch, 
         run(kind.requests)
         now = counters(daemon)
         assert pair[0].pool.reused > 50 * kind.page and now.evicted_pages and now.side_pages
+        assert bool(pair[0].pool.passed) == bool(kind.checkpoints)
     assert "KV stays private" not in caplog.text
 
 
@@ -361,7 +371,7 @@ def ended(engines, chance):
 
 
 @pytest.mark.parametrize("n_engines, asynchronous", [(1, False), (1, True), (2, True)])
-@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps"])
+@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps", "states in passing"])
 def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeypatch, name,
                                                                  n_engines, asynchronous):
     """Its lease locks what is cached of it, reused or not, and that may leave no room for its side
@@ -369,13 +379,13 @@ def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeyp
     monkeypatch.setattr(manager, "RETRY_S", 0.0)
     least = needed(folder, KINDS[name], monkeypatch, asynchronous)
     most = 1 if n_engines == 1 else 0.75  # of the pool, for a session
-    kind = dataclasses.replace(KINDS[name], pages=int(least / most) + 2)
+    kind = dataclasses.replace(KINDS[name], pages=int(least / most) + 1 + (n_engines > 1))
     chance, pool = random.Random(name), Pool(kind)
-    tokens = tokens_of(kind, kind.longest - 2)
+    tokens = tokens_of(kind, kind.longest - 1)
     with testing.daemon(**{**kind.geometry(), "max_private_pages": f"{most:.0%}"}) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engines = [Engine(folder, kind, pool, chance, asynchronous) for _ in range(n_engines)]
-        for pages in [kind.longest - 2, kind.longest - 3,
+        for pages in [kind.longest - 1, kind.longest - 2,
                       *(chance.randrange(1, kind.longest - 1) for _ in range(8))]:
             for engine in engines:
                 part = chance.choice((0, 0, 1))
