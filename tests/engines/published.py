@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "DeepSeek V3.2": "DeepseekV32ForCausalLM",
     "MiniCPM3 4B": "MiniCPM3ForCausalLM",
     "Kimi K2": "DeepseekV3ForCausalLM",
+    "Kimi Linear 48B": "KimiLinearForCausalLM",
     "GLM-4 9B chat": "ChatGLMModel",
     "GLM-4.5": "Glm4MoeForCausalLM",
     "GLM-5": "GlmMoeDsaForCausalLM",

@@ -104,7 +104,8 @@ def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Op
         raise SystemExit(str(error)) from None
     return {"n_layers": plan.n_layers, "n_kv_heads": plan.n_kv_heads, "head_dim": plan.head_dim,
             "kv_type": plan.kv_type, "page_size": plan.page_size, "n_slabs": ranks,
-            "sides": sides_text(sides(plan.groups)), "dtype": None if dtype == own else dtype}
+            "sides": sides_text(sides(plan.groups)), "dtype": None if dtype == own else dtype,
+            **({"kv_layout": "latent"} if plan.latent else {})}
 
 
 def _vllm_type(kv_type: str) -> str:

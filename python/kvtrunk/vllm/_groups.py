@@ -20,8 +20,9 @@ from ._refuse import KEEP_CHUNKS, refuse
 
 Value = TypeVar("Value")
 STATES = ("MAMBA2", "GDN_ATTN")
-"""Kinds of states that are shared, by vLLM's names of what computes them."""
-_ALONE = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+"""Kinds of states that are shared, by vLLM's names of what computes them. KDA's are GDN_ATTN."""
+_MAIN = (FullAttentionSpec, MLAAttentionSpec)
+_ALONE = (*_MAIN, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 
 
 def main_group(groups: Sequence[Any]) -> int:
@@ -109,12 +110,14 @@ def _unfit(groups: Sequence[Any]) -> Optional[str]:
     if ChunkedLocalAttentionSpec in kinds and set(kinds) <= set(_ALONE):
         refuse(KEEP_CHUNKS)
     for spec, kind in zip(specs, kinds):
-        if kind not in (FullAttentionSpec, SlidingWindowSpec, MambaSpec):
+        if kind not in (*_MAIN, SlidingWindowSpec, MambaSpec):
             return f"{kind.__name__} is not supported beside other groups"
         why = _state_unfit(spec) if kind is MambaSpec else None
         if why:
             return why
-    n_main = kinds.count(FullAttentionSpec)
+    if MLAAttentionSpec in kinds and SlidingWindowSpec in kinds:
+        return "MLAAttentionSpec is not supported beside windows"
+    n_main = sum(kind in _MAIN for kind in kinds)
     if n_main != 1:
         return f"{n_main} groups keep all positions, not one"
     page = specs[main_group(groups)].block_size

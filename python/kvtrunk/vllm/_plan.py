@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Optional
 
+from pydantic import ValidationError
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -54,6 +55,8 @@ class Plan:
     n_kv_heads: int
     head_dim: int
     kv_type: str
+    latent: bool
+    """MLA: one plane."""
 
 
 def _kinds(model: Any) -> list[str]:
@@ -61,6 +64,8 @@ def _kinds(model: Any) -> list[str]:
     text, n = model.hf_text_config, model.get_total_num_hidden_layers()
     if getattr(text, "model_type", "") in _BOTH:
         return ["attention", "mamba"] * n
+    if getattr(text, "linear_attn_config", None):  # KDA
+        return ["linear_attention" if text.is_kda_layer(i) else "attention" for i in range(n)]
     return list(getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None) or
                 ["attention"] * n)
 
@@ -124,16 +129,20 @@ def plan(config: Any) -> Plan:
     keeps: Any = specs[main.layer_names[0]]
     return Plan(groups, main.kv_cache_spec.block_size,
                 max(len(group.layer_names) for group in groups), keeps.num_kv_heads,
-                keeps.head_size, DTYPES[dtype])
+                keeps.head_size, DTYPES[dtype], model.use_mla)
 
 
 def planned(folder: str, ranks: int, dtype: str, **cache: Any) -> Plan:
     """vLLM's plan for a folder with a config.json. cache: options of the KV cache. Refused: its KV
-    has no place in the pages."""
-    config = EngineArgs(model=folder, skip_tokenizer_init=True, dtype=dtype,
-                        tensor_parallel_size=ranks,
-                        distributed_executor_backend="mp" if ranks > 1 else "uni",
-                        **cache).create_engine_config()
+    has no place in the pages, or vLLM does not start it."""
+    try:
+        config = EngineArgs(model=folder, skip_tokenizer_init=True, dtype=dtype,
+                            tensor_parallel_size=ranks,
+                            distributed_executor_backend="mp" if ranks > 1 else "uni",
+                            **cache).create_engine_config()
+    except ValidationError as error:  # MLA with states on a CPU without AMX
+        refuse("vLLM does not start this model here: " +
+               "; ".join(str(each["msg"]) for each in error.errors()))
     check_rules(MODELS, config)
     made = plan(config)
     check_kinds(made.groups)

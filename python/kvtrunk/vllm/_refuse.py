@@ -12,8 +12,8 @@ KEEP_CHUNKS = ("layers with chunks drop positions that the pages must keep: set 
 ALONE = ("a second KV connector would move pages that other engines read: name KvtrunkConnector alone "
          "in --kv-transfer-config, without MultiConnector, and remove --kv-offloading-size. To keep in "
          "host memory what the pool evicts, start kvtstored beside the daemon")
-_OTHER_STATES = ("mamba_dt_rank", "conv_L_cache", "linear_attn_config", "attn_type_list")
-"""Fields of models with states of Mamba-1, convolutions, KDA, and linear attention."""
+_OTHER_STATES = ("mamba_dt_rank", "conv_L_cache", "attn_type_list")
+"""Fields of models with states of Mamba-1, convolutions, and linear attention."""
 DRAFTS = ("ngram", "suffix", *METHODS)
 """Supported methods of speculative decoding."""
 
@@ -89,7 +89,7 @@ MODELS: tuple[Rule, ...] = (
     (lambda c: c.model_config.is_encoder_decoder,
      "encoder-decoder models are not supported: remove --kv-transfer-config for this model"),
     (_keeps_other_state,
-     "of layers that keep a state only Mamba-2 and gated delta nets are supported, beside full "
+     "of layers that keep a state only Mamba-2, gated delta nets and KDA are supported, beside full "
      "attention: remove --kv-transfer-config for this model"),
     (lambda c: getattr(c.model_config.hf_text_config, "index_topk", None) is not None,
      "the index of sparse attention, which lies beside the KV, has no place in the pages: remove "

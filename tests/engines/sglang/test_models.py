@@ -35,7 +35,7 @@ REFUSED = {
     "T5 Large": ABSENT,
 }
 MODELS = [name for name in ARCHITECTURES
-          if name not in ("MiniCPM3 4B", "Gemma 3 4B", "Gemma 3 12B", "Falcon 40B")]
+          if name not in ("MiniCPM3 4B", "Gemma 3 4B", "Gemma 3 12B", "Falcon 40B", "Kimi Linear 48B")]
 # Fields that SGLang wants and the shapes leave out.
 MORE = {
     "MiMo V2 Flash": {"hybrid_layer_pattern": [0, 1] * 24},

@@ -245,12 +245,12 @@ def test_refused_models(config, kind, value, says):
         rules.check_config(made)
 
 
-@pytest.mark.parametrize("field", ["mamba_dt_rank", "conv_L_cache", "linear_attn_config"])
-def test_states_are_those_of_mamba_2_and_gated_delta_nets(config, field):
+@pytest.mark.parametrize("field", ["mamba_dt_rank", "conv_L_cache", "attn_type_list"])
+def test_states_are_those_of_mamba_2_gated_delta_nets_and_kda(config, field):
     made = of_model(config, "is_hybrid", True)
     rules.check_config(made)
     made.model_config.hf_text_config = types.SimpleNamespace(**{field: 4})
-    with pytest.raises(rules.Refused, match="only Mamba-2 and gated delta nets"):
+    with pytest.raises(rules.Refused, match="only Mamba-2, gated delta nets and KDA"):
         rules.check_config(made)
 
 
@@ -317,7 +317,8 @@ def of_state(**more):
      (4,) * 6),  # 8 blocks of 16, 16 of 8
     ((FULL, dataclasses.replace(WINDOW, block_size=8, sliding_window=41)), (1, 1, 1, 2)),
     ((FULL, dataclasses.replace(WINDOW, block_size=8, sliding_window=10)), (1, 1)),
-    ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.GDN_ATTN), WINDOW), (1, 4))])
+    ((FULL, of_state(mamba_type=MambaAttentionBackendEnum.GDN_ATTN), WINDOW), (1, 4)),
+    ((LATENT, STATE, STATE), (1, 1))])
 def test_groups_are_side_pages_of_the_one_that_keeps_all(specs, sides):
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=sides)
     groups.check_groups(planned(*specs), info)
@@ -337,8 +338,8 @@ def test_values_by_group_are_those_of_the_main_group_and_of_kinds(main):
 
 @pytest.mark.parametrize("specs, says", [
     ((FULL, FULL), "2 groups keep all positions"), ((WINDOW, WINDOW), "0 groups keep all"),
-    ((LATENT, LATENT), "MLAAttentionSpec is not supported beside"),
-    ((LATENT, WINDOW), "MLAAttentionSpec is not supported beside"),
+    ((LATENT, LATENT), "2 groups keep all positions"),
+    ((LATENT, WINDOW), "MLAAttentionSpec is not supported beside windows"),
     ((CHUNKS, FULL, CHUNKS), SWITCH), ((STATE,), "MambaSpec is not supported"),
     ((CrossAttentionSpec(**HEADS), FULL), "CrossAttentionSpec is not supported"),
     ((FULL, SHORT), "2 groups keep all"),
