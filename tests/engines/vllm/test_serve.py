@@ -5,12 +5,14 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import urllib.error
 
+import printing
 import pytest
-from conftest import PAGE, TRANSFER, geometry
+from conftest import PAGE, flags, geometry
 from engine import all_pages_are_back, prompt, until
 from proxied import proxy
 
@@ -30,19 +32,28 @@ ask 8001 second.json   # what it computed is there
 kvtctl audit""".splitlines()
 
 
+BEHIND = {
+    "--served-model-name tiny": "the transcript has this name",
+    "--enforce-eager": "it compiles for minutes on a CPU",
+    "--max-model-len 2048": "its model takes 8192, which the pool has no room for",
+    "--max-num-seqs 8": "the machine is small",
+    "--max-num-batched-tokens 128": "prompts of a few hundred tokens have several chunks",
+    "--enable-prompt-tokens-details": "answers tell what was cached",
+}
+"""What stands behind the printed command: why."""
+
+
 class Server(_server.Server):
-    """An OpenAI server."""
+    """An OpenAI server, with the command that `flags` prints."""
 
     def __init__(self, folder, daemon, log):
+        words = shlex.split(flags(folder, "--pool-bytes", "128M")[1])
+        at = words.index("python")  # behind env and variables
+        variables = dict(word.split("=", 1) for word in words[1:at])
         super().__init__(
-            ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
-             "--dtype", "float32", "--served-model-name", "tiny", "--block-size", str(PAGE),
-             "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8",
-             "--max-num-batched-tokens", "128", "--kv-cache-memory-bytes", str(1 << 27),
-             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(TRANSFER)],
-            {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
-             "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_CI_ENV": "1",
-             "VLLM_SERVER_DEV_MODE": "1", "KVTRUNK_CHECK_EVERY": "0",
+            printing.behind(words[at:], shlex.split(" ".join(BEHIND))),
+            {**variables, "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+             "VLLM_CPU_CI_ENV": "1", "VLLM_SERVER_DEV_MODE": "1", "KVTRUNK_CHECK_EVERY": "0",
              "KVTRUNK_SOCKET": daemon.socket}, log)
 
     def complete(self, tokens, max_tokens=16, **more):
