@@ -46,6 +46,7 @@
 #include "daemon/setup/memory.h"
 #include "shm/clock.h"
 #include "shm/geometry.h"
+#include "shm/limit.h"
 #include "shm/map.h"
 
 #define LOCK_POLL_MS 10
@@ -225,7 +226,8 @@ static int make_oplog_tail(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 					     sizeof(struct kvt_oplog_tail));
 
 	if (error)
-		snprintf(why, KVT_WHY_BYTES, "no memory for the log's tail: %s", strerror(-error));
+		snprintf(why, KVT_WHY_BYTES, "no memory for the log's tail: %s",
+			 kvt_limit_text(-error));
 	else
 		kvt_oplog_keep(daemon->oplog, daemon->oplog_tail.base);
 	return error;
@@ -360,7 +362,8 @@ static int make_core(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	error = kvt_object_create_private(&daemon->ledger, "kvtrunk-ledger",
 					  daemon->sizes.ledger_bytes);
 	if (error)
-		snprintf(why, KVT_WHY_BYTES, "no memory for the ledger: %s", strerror(-error));
+		snprintf(why, KVT_WHY_BYTES, "no memory for the ledger: %s",
+			 kvt_limit_text(-error));
 	return error ? error : build_core(daemon, NULL, why);
 }
 

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -91,6 +92,34 @@ static void usage(FILE *to)
 	fprintf(to, "\nkvtlab COMMAND --help says more. --version prints the version.\n");
 }
 
+static int refuse_word(const char *word)
+{
+	fprintf(stderr, "kvtlab: unexpected word '%s'; kvtlab --help lists the commands\n", word);
+	return KVT_EXIT_USAGE;
+}
+
+static int run(int argc, char **argv)
+{
+	for (size_t i = 0; i < N_COMMANDS; i++)
+		if (strcmp(argv[0], commands[i].name) == 0)
+			return commands[i].run(argc, argv);
+	fprintf(stderr, "kvtlab: no command '%s'; kvtlab --help lists them\n", argv[0]);
+	return KVT_EXIT_USAGE;
+}
+
+/* List the commands, or have the named one print its help. */
+static int help(int argc, char **argv)
+{
+	char *words[] = { argv[0], (char *)(uintptr_t)"--help", NULL };
+
+	if (argc > 1)
+		return refuse_word(argv[1]);
+	if (argc == 1)
+		return run(2, words);
+	usage(stdout);
+	return KVT_EXIT_OK;
+}
+
 int main(int argc, char **argv)
 {
 	kvt_stdio_begin("kvtlab");
@@ -100,18 +129,13 @@ int main(int argc, char **argv)
 		fputs("\nkvtlab: no command is given\n", stderr);
 		return KVT_EXIT_USAGE;
 	}
-	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
-		usage(stdout);
-		return KVT_EXIT_OK;
-	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0)
+		return help(argc - 2, argv + 2);
 	if (strcmp(argv[1], "--version") == 0) {
+		if (argc > 2)
+			return refuse_word(argv[2]);
 		printf("kvtlab %s%s\n", kvt_version(), kvt_commit);
 		return KVT_EXIT_OK;
 	}
-	for (size_t i = 0; i < N_COMMANDS; i++) {
-		if (strcmp(argv[1], commands[i].name) == 0)
-			return commands[i].run(argc - 1, argv + 1);
-	}
-	fprintf(stderr, "kvtlab: no command '%s'; kvtlab --help lists them\n", argv[1]);
-	return KVT_EXIT_USAGE;
+	return run(argc - 1, argv + 1);
 }

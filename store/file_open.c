@@ -158,7 +158,8 @@ static int open_alone(struct kvt_file *file, bool *ret_made, struct kvt_error *w
 		*ret_made = file->fd >= 0 || errno == EINVAL;
 	}
 	if (file->fd < 0)
-		return kvt_store_fail(why, -EINVAL, "cannot open %s: %s", file->path,
+		return kvt_store_fail(why, errno == ENOENT || errno == ENOTDIR ? -EDOM : -EINVAL,
+				      "cannot open %s: %s", file->path,
 				      errno == EINVAL ? "its file system has no O_DIRECT: choose a "
 				      "local disk" : strerror(errno));
 	if (lock(file->fd))

@@ -25,6 +25,7 @@
 #include "daemon/keep/backoff.h"
 #include "shm/atomic.h"
 #include "shm/commit.h"
+#include "shm/limit.h"
 #include "shm/size.h"
 #include "shm/stdio.h"
 #include "store/device.h"
@@ -151,7 +152,7 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		return *text ? NULL : "a path";
 	case 'r':
 		return parse_size(text, &options->ram_bytes) ? NULL :
-		       "a size above 0, as 512M or 64G";
+		       "a size above 0, as 512M or 64G; no share (%)";
 	case 'o':
 		return parse_count(text, INT32_MAX, &options->max_age_s) ? NULL :
 		       "1 to 2147483647 seconds";
@@ -171,10 +172,10 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		return *text ? NULL : "a path";
 	case 'b':
 		return parse_size(text, &options->file.bytes) ? NULL :
-		       "a size above 0, as 512G or 2T";
+		       "a size above 0, as 512G or 2T; no share (%)";
 	case 'a':
 		return parse_size(text, &options->file.write_bytes) ? NULL :
-		       "a size above 0, as 100M";
+		       "a size above 0, as 100M; no share (%)";
 	case 'd':
 		return parse_count(text, KVT_FILE_DEPTH_MOST, &options->file.depth) ? NULL :
 		       "1 to 64";
@@ -190,7 +191,7 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		return NULL;
 	default:
 		return parse_size(text, &options->remote.batch_bytes) ? NULL :
-		       "a size above 0, as 16M";
+		       "a size above 0, as 16M; no share (%)";
 	}
 }
 
@@ -241,9 +242,13 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 	while ((option = kvt_option_next(argc, argv, words, "socket", "kvtstored --help")) != -1) {
 		switch (option) {
 		case 'h':
+			if (kvt_option_word(argc, argv))
+				return KVT_EXIT_USAGE;
 			usage(stdout);
 			return KVT_EXIT_OK;
 		case 'v':
+			if (kvt_option_word(argc, argv))
+				return KVT_EXIT_USAGE;
 			printf("kvtstored %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
 		case 'n':
@@ -548,7 +553,8 @@ static int add_side(struct all *all, const char *socket, struct kvt_error *why)
 		rc = kvt_store_thread(&side->thread, serve_side, side);
 	side->running = rc == 0;
 	if (rc != 0 && !why->code)
-		return kvt_store_fail(why, rc, "cannot serve %s: %s", socket, strerror(-rc));
+		return kvt_store_fail(why, rc, "cannot serve %s: %s", socket,
+				      rc == -EAGAIN ? KVT_THREAD_CURE : kvt_limit_text(-rc));
 	if (rc == 0)
 		kvt_store_release(&all->host.n_instances, all->host.n_instances + 1);
 	return rc;
@@ -605,7 +611,8 @@ static int add_sides(struct all *all, struct kvt_error *why)
 
 	all->host.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (all->host.wake < 0)
-		return kvt_store_fail(why, -errno, "cannot make an eventfd: %s", strerror(errno));
+		return kvt_store_fail(why, -errno, "cannot make an eventfd: %s",
+				      kvt_limit_text(errno));
 	for (uint32_t i = 0; i < options->n_sockets && rc == 0; i++)
 		if (!is_pattern(options->sockets[i]) && !is_known(all, options->sockets[i]))
 			rc = add_side(all, options->sockets[i], why);
@@ -684,7 +691,8 @@ static void drive_until_stopped(struct all *all)
 		look_for_more(all);
 	}
 	if (epoll < 0)
-		fprintf(stderr, "kvtstored: cannot wait for the file: %s\n", strerror(-epoll));
+		fprintf(stderr, "kvtstored: cannot wait for the file: %s\n",
+			kvt_limit_text(-epoll));
 	else
 		close(epoll);
 }
@@ -745,7 +753,8 @@ static int run(struct all *all)
 	sigaction(SIGHUP, &action, NULL); /* of a terminal that is closed */
 	rc = kvt_workers_start(&all->host.workers, all->host.options.n_workers);
 	rc = rc == 0 ? add_sides(all, &why) :
-	     kvt_store_fail(&why, rc, "cannot start a thread: %s", strerror(-rc));
+	     kvt_store_fail(&why, rc, "cannot start %u threads: %s, or make --workers smaller",
+			    all->host.options.n_workers, KVT_THREAD_CURE);
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	else if (await_first(&all->host))

@@ -17,6 +17,7 @@
 #include "kvtrunk_wire_store.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
+#include "shm/limit.h"
 #include "shm/racy.h"
 #include "store/serve.h"
 
@@ -48,7 +49,8 @@ static int refuse(struct kvt_error *why, const char *path, int error)
 	why->code = error;
 	snprintf(why->text, sizeof(why->text), error == -EADDRINUSE ?
 		 "%s is in use by another process: one store serves an instance%s" :
-		 "cannot listen at %s: %s", path, error == -EADDRINUSE ? "" : strerror(-error));
+		 "cannot listen at %s: %s", path, error == -EADDRINUSE ? "" :
+		 kvt_limit_text(-error));
 	return error;
 }
 
@@ -217,10 +219,9 @@ static void accept_failed(struct kvt_server *server, int error)
 	if (error == EAGAIN || error == EINTR || error == ECONNABORTED)
 		return;
 	if (error != server->accept_failed)
-		kvt_store_say(server->store, "cannot accept clients: %s: %s; it tries again",
-			      strerror(error), error == EMFILE ?
-			      "raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)" :
-			      "the host lacks what each needs");
+		kvt_store_say(server->store, "cannot accept clients: %s%s; it tries again",
+			      kvt_limit_text(error), error == EMFILE ? "" :
+			      ": the host lacks what each needs");
 	server->accept_failed = error;
 	watch_listener(server, false);
 }

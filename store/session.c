@@ -129,7 +129,8 @@ static int start_filler(struct kvt_host *host, struct kvt_error *why)
 	int rc = host->filled ? 0 : kvt_store_thread(&host->filler, fill, host);
 
 	host->has_filler = !host->filled && rc == 0;
-	return rc == 0 ? 0 : kvt_store_fail(why, rc, "cannot start a thread: %s", strerror(-rc));
+	return rc == 0 ? 0 : kvt_store_fail(why, rc, "cannot start a thread: %s",
+					      KVT_THREAD_CURE);
 }
 
 void kvt_store_pin(struct kvt_store *store)

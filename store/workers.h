@@ -63,6 +63,11 @@ struct kvt_jobs {
 	uint32_t out; /* by the workers' lock */
 };
 
+/** Why no thread starts, which is -EAGAIN for each reason, and the cure. */
+#define KVT_THREAD_CURE                                                             \
+	"Resource temporarily unavailable: raise the limits of threads (TasksMax=, " \
+	"ulimit -u) and of memory"
+
 /** Start a thread that takes no signals. */
 int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self);
 /** Write to an eventfd. */

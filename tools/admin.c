@@ -16,6 +16,8 @@
 
 int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {
+	if (!admin->client && !*kvt_daemon_path(admin->socket_path))
+		return KVT_EXIT_USAGE;
 	return !admin->client || error == -ECONNRESET || error == -ETIMEDOUT ? KVT_EXIT_CONNECT
 									     : KVT_EXIT_PROBLEM;
 }

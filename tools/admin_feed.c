@@ -106,7 +106,8 @@ static void print_text(const struct kvt_feed_record *record)
 	putchar('\n');
 }
 
-/* Print records until there are none, or, if asked, those of the snapshot. Negative: why not. */
+/* Print records until there are none, those of the snapshot were told, or the output fails, which
+ * the program's end tells. Negative: why not. */
 static int print_some(struct kvt_admin *admin, struct kvt_feed *feed, bool snapshot,
 		      bool *ret_any)
 {
@@ -115,7 +116,7 @@ static int print_some(struct kvt_admin *admin, struct kvt_feed *feed, bool snaps
 	int rc;
 
 	*ret_any = false;
-	while (!kvt_interrupted() && (rc = kvt_feed_next(feed, &record)) != 0) {
+	while (!kvt_interrupted() && !ferror(stdout) && (rc = kvt_feed_next(feed, &record)) != 0) {
 		if (rc < 0 && rc != -EOVERFLOW)
 			return rc;
 		if (snapshot && (rc < 0 || record.seq > 0))
@@ -142,8 +143,9 @@ static int follow(struct kvt_admin *admin, struct kvt_feed *feed)
 
 		if (rc < 0)
 			return rc;
-		if (fflush(stdout) != 0)
-			return 0; /* the reader has closed the pipe */
+		fflush(stdout);
+		if (ferror(stdout)) /* also of an earlier flush: the reader has closed the pipe */
+			return 0;
 		pause.tv_nsec = any			       ? PAUSE_LEAST_NS :
 				pause.tv_nsec < PAUSE_MOST_NS / 2 ? pause.tv_nsec * 2 :
 								    PAUSE_MOST_NS;

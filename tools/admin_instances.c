@@ -174,7 +174,7 @@ int kvt_admin_list(struct kvt_admin *admin)
 	if (kvt_admin_words(admin, NULL, NULL, 0))
 		return KVT_EXIT_USAGE;
 	if (kvt_daemon_path_empty(admin->socket_path))
-		return KVT_EXIT_CONNECT;
+		return KVT_EXIT_USAGE;
 	n = find_folders(admin->socket_path, folders);
 	kvt_json_open(&list.json, NULL, '[');
 	kvt_table_begin(&list.table, columns, sizeof(columns) / sizeof(columns[0]),

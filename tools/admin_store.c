@@ -362,7 +362,7 @@ int kvt_admin_store(struct kvt_admin *admin)
 	if (kvt_admin_words(admin, NULL, &verb, 1))
 		return KVT_EXIT_USAGE;
 	if (kvt_daemon_path_empty(admin->socket_path))
-		return KVT_EXIT_CONNECT;
+		return KVT_EXIT_USAGE;
 	if (kvt_store_path(daemon_path, path) != 0) {
 		fprintf(stderr, "kvtctl store: the path of the socket is too long: %s\n",
 			daemon_path);

@@ -363,6 +363,22 @@ static int take_own(struct invocation *given, char **argv, int *i)
 	return -1;
 }
 
+/* True if there is an argument, and it is no option. */
+static bool is_word(const char *argument)
+{
+	return argument && *argument != '-';
+}
+
+static int help_all(const char *next)
+{
+	if (is_word(next)) {
+		fprintf(stderr, "kvtctl: --help-all: unexpected word '%s'\n", next);
+		return KVT_EXIT_USAGE;
+	}
+	help(stdout, true);
+	return KVT_EXIT_OK;
+}
+
 static void say_no_command(const struct invocation *given)
 {
 	if (names_one(given))
@@ -390,14 +406,14 @@ int main(int argc, char **argv)
 		if (taken == 0)
 			continue;
 		if (own && (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)) {
-			command = given.n ? find(given.words[0]) : NULL;
-			return command ? help_of(command) : given.n ? KVT_EXIT_USAGE :
-				run_help(0, NULL);
+			if (given.n == 0)
+				return run_help(is_word(argv[i + 1]) ? argc - i - 1 : 0,
+						argv + i + 1);
+			command = find(given.words[0]);
+			return command ? help_of(command) : KVT_EXIT_USAGE;
 		}
-		if (given.n == 0 && strcmp(argv[i], "--help-all") == 0) {
-			help(stdout, true);
-			return KVT_EXIT_OK;
-		}
+		if (given.n == 0 && strcmp(argv[i], "--help-all") == 0)
+			return help_all(argv[i + 1]);
 		if (given.n == 0 && strcmp(argv[i], "--version") == 0)
 			argv[i] = (char *)(uintptr_t)"version";
 		if (given.n == 0 && argv[i][0] == '-') {

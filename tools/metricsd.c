@@ -31,6 +31,7 @@
 
 #include "shm/atomic.h"
 #include "shm/commit.h"
+#include "shm/limit.h"
 #include "shm/stdio.h"
 #include "tools/metrics.h"
 #include "tools/option.h"
@@ -163,10 +164,9 @@ static void *accept_all(void *context)
 		if (errno == EINTR || errno == ECONNABORTED || errno == EINVAL) /* shut down */
 			continue;
 		if (errno != failed)
-			fprintf(stderr, "kvtmetricsd: cannot accept connections: %s: %s; it tries "
-				"again\n", strerror(errno), errno == EMFILE ?
-				"raise RLIMIT_NOFILE (ulimit -n, LimitNOFILE=)" :
-				"the host lacks what each needs");
+			fprintf(stderr, "kvtmetricsd: cannot accept connections: %s%s; it tries "
+				"again\n", kvt_limit_text(errno), errno == EMFILE ? "" :
+				": the host lacks what each needs");
 		failed = errno;
 		nanosleep(&pause, NULL);
 	}
@@ -238,7 +238,8 @@ static int listen_unix(struct server *server, const char *path)
 	if (fd < 0)
 		return rc == -EINVAL ?
 		       refuse(server, KVT_EXIT_USAGE, "the path must have 1 to 107 bytes") :
-		       refuse(server, EXIT_FAILURE, strerror(-fd));
+		       refuse(server, fd == -ENOENT || fd == -ENOTDIR ? KVT_EXIT_USAGE :
+			      EXIT_FAILURE, kvt_limit_text(-fd));
 	if (chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
 		return refuse(server, EXIT_FAILURE, strerror(errno));
 	fprintf(stderr, "kvtmetricsd: serving /metrics on unix:%s\n", path);
@@ -303,7 +304,7 @@ static int listen_tcp(struct server *server)
 		return refuse(server, EXIT_FAILURE, errno == EADDRINUSE
 				      ? "the port is taken, perhaps by the metrics of another "
 					"instance: give each its own"
-				      : strerror(errno));
+				      : kvt_limit_text(errno));
 	bytes = sizeof(address);
 	getsockname(fd, (struct sockaddr *)&address, &bytes);
 	port = ntohs(address.ss_family == AF_INET ? ((struct sockaddr_in *)&address)->sin_port
@@ -373,9 +374,13 @@ static int parse_options(struct server *server, int argc, char **argv)
 				KVT_METRICS_NAMESPACES_MOST);
 			return KVT_EXIT_USAGE;
 		case 'h':
+			if (kvt_option_word(argc, argv))
+				return KVT_EXIT_USAGE;
 			usage(stdout);
 			return KVT_EXIT_OK;
 		case 'v':
+			if (kvt_option_word(argc, argv))
+				return KVT_EXIT_USAGE;
 			printf("kvtmetricsd %s%s\n", kvt_version(), kvt_commit);
 			return KVT_EXIT_OK;
 		default: /* and that was said */
@@ -426,7 +431,7 @@ int main(int argc, char **argv)
 	server.page.page.labels |= *server.name.path;
 	error = start(&server);
 	if (error) {
-		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", strerror(-error));
+		fprintf(stderr, "kvtmetricsd: cannot serve HTTP: %s\n", kvt_limit_text(-error));
 		status = EXIT_FAILURE;
 	} else {
 		serve_until(&signals, &server);

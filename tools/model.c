@@ -105,9 +105,11 @@ static int load(struct model *model)
 		path = inside;
 	}
 	model->root = json_load_file(path, 0, &error);
-	if (!model->root && access(model->path, F_OK) != 0)
-		return wrong(model, "no such file or folder. A model of the Hugging Face hub: "
-			     "download it, and give its folder (`hf download NAME` prints it)");
+	if (!model->root && access(model->path, F_OK) != 0) {
+		wrong(model, "no such file or folder. A model of the Hugging Face hub: "
+		      "download it, and give its folder (`hf download NAME` prints it)");
+		return -ENOENT;
+	}
 	if (!model->root && error.line < 0)
 		return wrong(model, "%s", error.text);
 	if (!model->root)
@@ -331,7 +333,7 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 	struct kvt_pool_geometry geometry = { .n_layers = 0 };
 	struct model model = { .command = admin->command };
 	uint64_t ranks = 1, page_size = 64;
-	int status = KVT_EXIT_PROBLEM;
+	int status = KVT_EXIT_PROBLEM, rc;
 
 	if (kvt_admin_words(admin, options, &path, 1))
 		return KVT_EXIT_USAGE;
@@ -342,7 +344,10 @@ int kvt_admin_geometry(struct kvt_admin *admin)
 	    (type && read_wanted_type(admin, type, &geometry.type)))
 		return KVT_EXIT_USAGE;
 	model.path = path;
-	if (load(&model) == 0 && only_attention(admin, &model) == 0 &&
+	rc = load(&model);
+	if (rc == -ENOENT)
+		return KVT_EXIT_USAGE;
+	if (rc == 0 && only_attention(admin, &model) == 0 &&
 	    read_shape(&model, &geometry) == 0 &&
 	    (type || read_weights_type(&model, &geometry.type) == 0) &&
 	    split(&model, ranks, &geometry) == 0)

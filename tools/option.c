@@ -60,6 +60,11 @@ const char *kvt_option_given(const char *const *names)
 	return NULL;
 }
 
+bool kvt_option_word(int argc, char **argv)
+{
+	return optind < argc && *argv[optind] != '-' && kvt_option_rest(argc, argv);
+}
+
 bool kvt_option_rest(int argc, char **argv)
 {
 	if (optind < argc)

@@ -22,6 +22,9 @@ const char *kvt_option_name(void);
 /** Find the first of these names, which end with NULL, that was read. NULL: none was. */
 const char *kvt_option_given(const char *const *names);
 
+/** True, after saying so, if a word, which is no option, follows the option that was read last. */
+bool kvt_option_word(int argc, char **argv);
+
 /** True, after saying so, if words follow the options of a program that takes none. */
 bool kvt_option_rest(int argc, char **argv);
 

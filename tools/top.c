@@ -491,7 +491,7 @@ static int run_live(struct top *top, int64_t interval_ms)
 		}
 		kvt_text_print(&top->text, "\033[J");
 		show(top);
-	} while (wait_frame(interval_ms));
+	} while (!ferror(stdout) && wait_frame(interval_ms));
 	return 0;
 }
 
@@ -580,8 +580,9 @@ static int print_lines(struct top *top, int64_t interval_ms)
 			printf("%s\n", absent_text(rc));
 			find_again(top);
 		}
-		if (fflush(stdout) != 0)
-			return 0; /* the reader has closed the pipe */
+		fflush(stdout);
+		if (ferror(stdout)) /* also of an earlier flush: the reader has closed the pipe */
+			return 0;
 		nanosleep(&pause, NULL);
 	}
 	return 0;

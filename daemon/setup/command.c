@@ -101,6 +101,12 @@ static int stronger(int a, int b)
 	return KVT_COMMAND_RUN | detach;
 }
 
+static int refuse_word(const char *word, char why[KVT_WHY_BYTES])
+{
+	snprintf(why, KVT_WHY_BYTES, "unexpected argument '%.80s'; options start with --", word);
+	return -EINVAL;
+}
+
 int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[KVT_WHY_BYTES])
 {
 	const char *path = NULL;
@@ -110,10 +116,10 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 	for (int i = 1; i < argc; i++) {
 		int other = command_of(argv[i]);
 
-		if (other == KVT_COMMAND_HELP || other == KVT_COMMAND_HELP_ALL ||
-		    other == KVT_COMMAND_VERSION ||
-		    other == KVT_COMMAND_DUMP)
-			return other;
+		if (other != KVT_COMMAND_HELP && other != KVT_COMMAND_HELP_ALL &&
+		    other != KVT_COMMAND_VERSION && other != KVT_COMMAND_DUMP)
+			continue;
+		return i + 1 < argc && *argv[i + 1] != '-' ? refuse_word(argv[i + 1], why) : other;
 	}
 	error = find_config(argc, argv, &path, why);
 	if (!error && path)
@@ -128,9 +134,7 @@ int kvt_config_parse(struct kvt_config *config, int argc, char **argv, char why[
 		} else if (command_of(argv[i]) >= 0) {
 			command = stronger(command, command_of(argv[i]));
 		} else if (strncmp(argv[i], "--", 2) != 0) {
-			snprintf(why, KVT_WHY_BYTES, "unexpected argument '%.80s'; options start "
-				 "with --", argv[i]);
-			return -EINVAL;
+			return refuse_word(argv[i], why);
 		} else {
 			int used = kvt_config_flag(config, argc - i, argv + i, why);
 

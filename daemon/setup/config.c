@@ -639,6 +639,26 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 	return 0;
 }
 
+/* True if a name is limits that commas separate, as in "a=10%,b". Names of the library quote what
+ * users gave, in which this may stand. */
+static bool is_limits(const char *name)
+{
+	const char *end;
+	int64_t value;
+
+	if (strchr(name, '\''))
+		return false;
+	for (; name; name = strchr(name, '=')) {
+		name += strspn(name, "= ");
+		if (!parse_integer(name, 10, &value, &end))
+			continue;
+		end += *end == '%';
+		if (end[strspn(end, " ")] == ',')
+			return true;
+	}
+	return false;
+}
+
 /* Parse one entry of namespace_pages: NAME=PAGES, or PAGES for all others. */
 static bool take_limit(char *entry, struct kvt_core_config *to)
 {
@@ -662,7 +682,7 @@ static bool take_limit(char *entry, struct kvt_core_config *to)
 	while (equals > entry && equals[-1] == ' ')
 		equals--;
 	*equals = '\0';
-	if (!*entry || to->n_space_limits == KVT_MAX_SPACE_LIMITS ||
+	if (!*entry || is_limits(entry) || to->n_space_limits == KVT_MAX_SPACE_LIMITS ||
 	    strlcpy(limit->name, entry, sizeof(limit->name)) >= sizeof(limit->name))
 		return false;
 	limit->pages = (uint32_t)value;
@@ -682,9 +702,9 @@ int kvt_config_limits(const struct kvt_config *config, struct kvt_core_config *t
 		if (!*entry || take_limit(entry, to))
 			continue;
 		snprintf(why, KVT_WHY_BYTES, "option 'namespace_pages' cannot have '%s'; allowed: "
-			 "NAME=PAGES or PAGES, a number or 0%% to 100%%, separated by semicolons; "
-			 "at most %u names of at most %u characters", config->namespace_pages,
-			 KVT_MAX_SPACE_LIMITS, KVT_LABEL_BYTES - 1);
+			 "NAME=PAGES or PAGES, a number or 0%% to 100%%, separated by semicolons, "
+			 "as in 'a=10%%;b=5%%'; at most %u names of at most %u characters",
+			 config->namespace_pages, KVT_MAX_SPACE_LIMITS, KVT_LABEL_BYTES - 1);
 		return -EINVAL;
 	}
 	return 0;

@@ -32,6 +32,7 @@
 
 #include "daemon/log/lines.h"
 #include "shm/assert.h"
+#include "shm/limit.h"
 #include "shm/map.h"
 
 #define SHM_DIRECTORY "/dev/shm"
@@ -386,7 +387,8 @@ static int object_allocate(struct kvt_object *object, const char *what, char *wh
 	error = -posix_fallocate(object->fd, 0, (off_t)object->bytes);
 	if (error)
 		snprintf(why, why_size, "cannot allocate %llu bytes for the %s in " SHM_DIRECTORY
-			 ": %s", (unsigned long long)object->bytes, what, strerror(-error));
+			 ": %s", (unsigned long long)object->bytes, what,
+			 kvt_limit_text(-error));
 	return error;
 }
 

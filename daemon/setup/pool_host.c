@@ -24,6 +24,7 @@
 #include "daemon/setup/memory.h"
 #include "daemon/setup/object.h"
 #include "shm/assert.h"
+#include "shm/limit.h"
 
 #define PIECE (256ull << 20) /* bytes that are allocated or locked at a time */
 #define SAY_S 10             /* between two lines about it */
@@ -235,7 +236,7 @@ static int make_all_slabs(struct kvt_pool *pool, struct host_state *state, char 
 	if (error)
 		error = make_slabs(pool, state, false);
 	if (error)
-		snprintf(why, why_size, "cannot make the pool: %s", strerror(-error));
+		snprintf(why, why_size, "cannot make the pool: %s", kvt_limit_text(-error));
 	return error;
 }
 

@@ -244,6 +244,10 @@ TEST(commands_are_recognised)
 {
 	assert_int_equal(parse("--check-config", "--page-size=8", NULL), KVT_COMMAND_CHECK);
 	assert_int_equal(parse("--help", "--nonsense", NULL), KVT_COMMAND_HELP);
+	assert_int_equal(parse("--instance", "x", "--help"), KVT_COMMAND_HELP);
+	assert_int_equal(parse("--version", "stray", NULL), -EINVAL);
+	assert_non_null(strstr(why, "'stray'"));
+	assert_int_equal(parse("--help", "stray", NULL), -EINVAL);
 	assert_int_equal(parse("--dump-options", NULL, NULL), KVT_COMMAND_DUMP);
 	assert_int_equal(parse("--check-config", "--page-size=4097", NULL), -EINVAL);
 }
@@ -295,6 +299,21 @@ TEST(limits_of_namespaces_have_names_with_blanks_and_commas_or_are_of_all)
 	assert_int_equal(limits("a=5x", &core), -EINVAL);
 	assert_int_equal(limits("a=101%", &core), -EINVAL);
 	assert_int_equal(limits("-1", &core), -EINVAL);
+}
+
+TEST(limits_of_namespaces_that_commas_separate_are_none)
+{
+	struct kvt_core_config core;
+
+	assert_int_equal(limits("a=10%,b=5%", &core), -EINVAL);
+	assert_non_null(strstr(why, "separated by semicolons, as in 'a=10%;b=5%'"));
+	assert_int_equal(limits("a = 10 , b=5", &core), -EINVAL);
+	assert_int_equal(limits("10%,b=5%", &core), -EINVAL);
+	assert_int_equal(limits("c=1;a=b=10,b=5", &core), -EINVAL);
+	assert_int_equal(limits("a=b,c=5", &core), 0);
+	assert_string_equal(core.space_limits[0].name, "a=b,c");
+	assert_int_equal(limits("salt 'a=10,b'=5", &core), 0);
+	assert_string_equal(core.space_limits[0].name, "salt 'a=10,b'");
 }
 
 TEST_GROUP(make_path, remove_path)
