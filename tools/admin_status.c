@@ -194,7 +194,7 @@ static void status_starts_text(const struct kvt_admin_status *status)
 		if (status->starts.cold[i])
 			printf(", %llu cold (%s)", (unsigned long long)status->starts.cold[i],
 			       meanings[i]);
-	printf("\n");
+	printf("; counted from the last that found no cache\n");
 }
 
 static void status_text(const struct kvt_admin_status *status)

@@ -177,7 +177,8 @@ static void print_refused(struct kvt_text *text, const struct kvt_admin_status *
 static void print_starts(struct kvt_text *text, const struct kvt_starts *starts)
 {
 	print_head(text, "kvtrunk_starts_total", "counter",
-		   "Starts of the daemon: adopted, the cache was kept; cold, with the cause.");
+		   "Starts of the daemon, counted again from 1 where no earlier cache is left: "
+		   "adopted, the cache was kept; cold, with the cause.");
 	kvt_text_print(text, "kvtrunk_starts_total{kind=\"adopted\",cause=\"\"} %" PRIu64 "\n",
 		       starts->adopted);
 #define PRINT_COLD(NAME, name, meaning)                                                           \

@@ -22,7 +22,7 @@ from ._errors import (Closed, ConnectionLost, Error, InvalidArgument, from_error
                       from_result)
 from ._feed import Feed
 from ._geometry import Geometry
-from ._keys import Tokens, count_of, keys_of
+from ._keys import Tokens, count_of, keys_of, milliseconds_of, seconds_of
 from ._native import ffi, lib
 from ._own import Got, Owner, words_of
 from ._pool import Pool
@@ -408,7 +408,7 @@ class Namespace(Owner):
         request.n_pages, request.pages = n_pages, numbers
         request.fence.slot, request.fence.value = fence_of(fence)
         if ttl is not None:
-            request.flags, request.ttl_ms = lib.KVT_F_TTL, int(ttl * 1000)
+            request.flags, request.ttl_ms = lib.KVT_F_TTL, milliseconds_of(ttl, "ttl")
         with client._lock:
             client._check(lib.kvtpy_call(client._open(), request, got.native))
         twins = words_of(got.native.answer.twins, 2 * got.native.answer.n_twins)
@@ -870,9 +870,7 @@ class Client(Owner):
         """n private pages of this session, as array('I'). All or nothing: NoSpace. With `shorter`
         as many of them as can be had, at least one. own_stream: what writes them is ordered behind
         this session's fences, so pages of sequences that end behind one may be among them."""
-        if not 0 <= n < 1 << 31:
-            raise InvalidArgument(f"alloc: {n} pages")
-        got = self._brought({"op": lib.KVT_OP_ALLOC, "arg": n,
+        got = self._brought({"op": lib.KVT_OP_ALLOC, "arg": count_of(n, "n", (1 << 31) - 1),
                              "flags": ((_SHORTER if shorter else 0) |
                                        (_OWN_STREAM if own_stream else 0))})
         pages = array("I", got.pages())
@@ -891,7 +889,7 @@ class Client(Owner):
         known. Without a round trip, unless the daemon withholds its tree."""
         out = ffi.new("uint32_t *")
         with self._lock:
-            self._check(lib.kvt_page_sealer(self._open(), page, out))
+            self._check(lib.kvt_page_sealer(self._open(), count_of(page, "page"), out))
         return int(out[0])
 
     def suspect(self, page: int) -> int:
@@ -900,12 +898,12 @@ class Client(Owner):
         ended."""
         out = ffi.new("uint32_t *")
         with self._lock:
-            self._check(lib.kvt_page_suspect(self._open(), page, out))
+            self._check(lib.kvt_page_suspect(self._open(), count_of(page, "page"), out))
         return int(out[0])
 
     def evict(self, n: int) -> int:
         """Evict up to n cached pages; returns how many. Needs privilege."""
-        out = ffi.new("uint32_t *")
+        out, n = ffi.new("uint32_t *"), count_of(n, "n")
         with self._lock:
             self._check(lib.kvt_evict(self._open(), n, out))
         return int(out[0])
@@ -974,13 +972,15 @@ class Client(Owner):
         """Announce that from now on a call follows each call within `seconds`: the time of a
         scheduler's step, with some slack. The daemon spins meanwhile, 50 ms at most. 0: not
         announced, the default and right while the engine has nothing to do."""
+        ns = _ns(seconds, "seconds") if seconds_of(seconds, "seconds") else 0
         with self._lock:
-            lib.kvt_client_set_pace(self._open(), _ns(seconds) if seconds > 0 else 0)
+            lib.kvt_client_set_pace(self._open(), ns)
 
     def set_timeout(self, seconds: Optional[float]) -> None:
         """Deadline of each waiting call from its start; None: none."""
+        ns = _ns(seconds, "seconds")
         with self._lock:
-            lib.kvt_client_set_timeout(self._open(), _ns(seconds))
+            lib.kvt_client_set_timeout(self._open(), ns)
 
     # ---- many operations
 
@@ -1164,7 +1164,7 @@ def _native_request(request: Request) -> tuple[Any, Any]:
     if request.lease is not None:
         native.lease.index, native.lease.generation = request.lease
     native.fence.slot, native.fence.value = fence_of(request.fence)
-    native.priority, native.ttl_ms = request.priority, int(request.ttl * 1000)
+    native.priority, native.ttl_ms = request.priority, milliseconds_of(request.ttl, "ttl")
     native.point, native.min_positions = request.point, request.min_positions
     places = [(index * lib.KVT_MAX_SIDES + kind, page) for index, kind, page in request.sides]
     if places:
@@ -1174,8 +1174,13 @@ def _native_request(request: Request) -> tuple[Any, Any]:
     return native, keep
 
 
-def _ns(seconds: Optional[float]) -> int:
-    return 0 if seconds is None else max(1, int(seconds * 1e9))
+def _ns(seconds: Optional[float], what: str) -> int:
+    return 0 if seconds is None else max(1, int(seconds_of(seconds, what) * 1e9))
+
+
+def _wait_ns(seconds: Optional[float], what: str) -> int:
+    """As _ns(); 0: not at all."""
+    return -1 if seconds == 0 else _ns(seconds, what)
 
 
 def _group_token(token: bytes) -> Any:
@@ -1199,7 +1204,7 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     """Connect to a daemon and open a session.
 
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
-    clients`. geometry, fingerprint: what your pages hold; a daemon that has one refuses a session
+    clients`, 63 bytes of it. geometry, fingerprint: what your pages hold; a daemon that has one refuses a session
     that names neither, unless any_geometry: it writes no page, or follows Pool.layer() for any
     geometry. observe: no session. Times are seconds: timeout of each call that blocks (none), begin_wait
     for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
@@ -1246,14 +1251,16 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
         options.group = token
     if store is not None:
         options.store_path = text(os.fspath(store))
-    options.rank = rank
-    options.sq_entries, options.cq_entries = sq_entries, cq_entries
-    options.keys_count, options.list_count = keys_count, list_count
-    options.timeout_ns, options.resume_ns = _ns(timeout), _ns(resume)
-    options.begin_wait_ns = -1 if begin_wait == 0 else _ns(begin_wait)
-    options.connect_wait_ns = -1 if connect_wait == 0 else _ns(connect_wait)
-    options.fetch_wait_ns = -1 if fetch_wait == 0 else _ns(fetch_wait)
-    options.spin_budget_ns = _ns(spin)
+    options.rank = count_of(rank, "rank")
+    options.sq_entries = count_of(sq_entries, "sq_entries")
+    options.cq_entries = count_of(cq_entries, "cq_entries")
+    options.keys_count = count_of(keys_count, "keys_count")
+    options.list_count = count_of(list_count, "list_count")
+    options.timeout_ns, options.resume_ns = _ns(timeout, "timeout"), _ns(resume, "resume")
+    options.begin_wait_ns = _wait_ns(begin_wait, "begin_wait")
+    options.connect_wait_ns = _wait_ns(connect_wait, "connect_wait")
+    options.fetch_wait_ns = _wait_ns(fetch_wait, "fetch_wait")
+    options.spin_budget_ns = _ns(spin, "spin")
     options.flags = ((lib.KVT_HELLO_OBSERVE if observe else 0) |
                      (lib.KVT_ANY_GEOMETRY if any_geometry else 0) |
                      (lib.KVT_MIRROR if mirror else 0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from numbers import Real
+from operator import index as _index
 from typing import Any, Iterable, Union
 
 from ._native import ffi, lib
@@ -20,11 +22,32 @@ _FORMATS = {"I": (4, False), "i": (4, True), "Q": (8, False), "q": (8, True), "L
             "l": (8, True), "N": (8, False), "n": (8, True)}
 
 
-def count_of(number: int, what: str) -> int:
-    """A number of positions or pages, as the library takes it. ValueError: it cannot be one."""
-    if not 0 <= number <= 0xffffffff:
-        raise ValueError(f"{what} is {number}: it is from 0 to {0xffffffff}")
+def count_of(number: int, what: str, most: int = 0xffffffff) -> int:
+    """A number of positions, pages or entries, as the library takes it. TypeError, ValueError: it
+    cannot be one."""
+    if type(number) is int and 0 <= number <= most:
+        return number
+    try:
+        number = _index(number)
+    except TypeError:
+        raise TypeError(f"{what} is {number!r}: it is a whole number from 0 to {most}") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{what} is {number}: it is from 0 to {most}")
     return number
+
+
+def seconds_of(seconds: float, what: str, most: float = 1e9) -> float:
+    """A time. TypeError: no number; ValueError: it is not from 0 to `most`."""
+    if not isinstance(seconds, Real):
+        raise TypeError(f"{what} is {seconds!r}: it is seconds, from 0 to {most:.15g}")
+    if not 0 <= seconds <= most:  # nan, too
+        raise ValueError(f"{what} is {seconds}: it is from 0 to {most:.15g} seconds")
+    return float(seconds)
+
+
+def milliseconds_of(seconds: float, what: str) -> int:
+    """A time to live, as the library takes it: see seconds_of()."""
+    return int(seconds_of(seconds, what, 0xffffffff / 1000) * 1000)
 
 
 def keys_of(tokens: Any, what: str = "token") -> tuple[Any, int]:
@@ -54,6 +77,14 @@ def _of_iterable(tokens: Any, what: str) -> tuple[Any, int]:
         for i, token in enumerate(tokens):
             if not 0 <= token < 1 << 32:
                 raise _bad(what, i, token) from None
+        raise
+    except TypeError:
+        if not isinstance(tokens, (list, tuple)):
+            raise
+        for i, token in enumerate(tokens):
+            if not hasattr(token, "__index__"):
+                raise TypeError(f"{what} {i} is {token!r}: {what}s are whole numbers in "
+                                "[0, 4294967296)") from None
         raise
     if not keys:
         return _EMPTY, 0

@@ -459,7 +459,7 @@ def test_a_pace_keeps_the_daemon_awake(shared):
         while gained(20) < 100 * (plain + 20):
             assert time.monotonic() < deadline
         client.set_pace(0)
-        with pytest.raises((TypeError, OverflowError)):
+        with pytest.raises(ValueError, match="^seconds is 1e"):
             client.set_pace(1e300)
 
 

@@ -120,6 +120,46 @@ def test_a_proof_without_its_engine(engine, name, model):
         f"kvtrunk.{engine}", "prove", model, "--device", "cpu")
 
 
+@pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), float("inf"), 1e30, "1", [1]])
+@pytest.mark.parametrize("name", ["begin_wait", "fetch_wait", "connect_wait", "timeout", "resume",
+                                  "spin"])
+def test_times_of_a_connection(tmp_path, name, wrong):
+    kind = ValueError if isinstance(wrong, (int, float)) else TypeError
+    with pytest.raises(kind, match=rf"^{name} is .*: it is .*from 0 to 1000000000\b"):
+        kvtrunk.connect(tmp_path / "none", **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["rank", "sq_entries", "cq_entries", "keys_count", "list_count"])
+def test_numbers_of_a_connection(tmp_path, name):
+    for wrong, kind in (-1, ValueError), (1 << 32, ValueError), (1.5, TypeError), ("1", TypeError):
+        with pytest.raises(kind, match=f"^{name} is .*: it is .*from 0 to 4294967295$"):
+            kvtrunk.connect(tmp_path / "none", **{name: wrong})
+
+
+def test_numbers_of_calls(client):
+    namespace = client.namespace()
+    page = client.alloc(1)
+    for wrong, kind in (-1, ValueError), (1 << 32, ValueError), (1.5, TypeError), ("1", TypeError):
+        for call, name in (client.alloc, "n"), (client.evict, "n"), (client.sealer, "page"), \
+                (client.suspect, "page"):
+            with pytest.raises(kind, match=f"^{name} is .*: it is .*from 0 to "):
+                call(wrong)
+    for wrong, kind in (-1, ValueError), (float("nan"), ValueError), (1e30, ValueError), \
+            ("1", TypeError):
+        with pytest.raises(kind, match="^ttl is .*: it is .*from 0 to 4294967.295"):
+            namespace.insert(range(16), page, ttl=wrong)
+        for call in client.set_timeout, client.set_pace:
+            with pytest.raises(kind, match="^seconds is .*: it is .*from 0 to 1000000000"):
+                call(wrong)
+        with pytest.raises(kind, match="^ttl is .*: it is .*from 0 to 4294967.295"):
+            client.call(kvtrunk.Request("begin", namespace, [1], ttl=wrong))
+    with pytest.raises(TypeError, match="^token 1 is 1.5: tokens are whole numbers"):
+        namespace.begin([1, 1.5])
+    with pytest.raises(TypeError, match="^page 0 is 'x': pages are whole numbers"):
+        client.free(["x"])
+    client.free(page)
+
+
 @pytest.mark.parametrize("number", [-1, 1 << 32])
 def test_numbers_of_positions(client, number):
     namespace = client.namespace()
