@@ -240,7 +240,7 @@ void kvt_index_expect(struct kvt_index *index, uint32_t entry, const struct kvt_
 	kvt_hash_add(&index->table, entry);
 	e->state = KVT_INDEX_COMING;
 	e->round = index->round;
-	e->used = e->first = e->kept = e->passed = 0;
+	e->used = e->first = e->kept = e->passed = e->below = 0;
 	e->front = front;
 	if (front)
 		add_pin(index, front);
@@ -309,7 +309,7 @@ void kvt_index_clear(struct kvt_index *index)
 		index->first_free = index->youngest;
 	}
 	index->oldest = index->youngest = index->n_found = 0;
-	index->round++; /* 26 bits: once a second for two years */
+	index->round++; /* 25 bits: once a second for a year */
 }
 
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)

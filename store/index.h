@@ -48,7 +48,8 @@ struct kvt_index_entry {
 	uint32_t first : 1;  /* of its prompt: no page is in front */
 	uint32_t kept : 1;   /* the file has it, or it is being written */
 	uint32_t passed : 1; /* nothing from here to the front is used and not kept (writer.h) */
-	uint32_t round : 26; /* COMING or FOUND in an earlier one: it will be free, or is */
+	uint32_t below : 1;  /* COMING from a tier below */
+	uint32_t round : 25; /* COMING or FOUND in an earlier one: it will be free, or is */
 };
 
 struct kvt_index {
@@ -60,7 +61,7 @@ struct kvt_index {
 	uint32_t n_found;
 	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
 	uint32_t left;  /* last use of the entry that left last */
-	uint32_t round : 26; /* 1 more with each kvt_index_clear() */
+	uint32_t round : 25; /* 1 more with each kvt_index_clear() */
 };
 
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */

@@ -114,6 +114,11 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 	known->n_queued++;
 }
 
+void kvt_known_again(struct kvt_known *known, uint32_t page)
+{
+	enqueue(known, page);
+}
+
 uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
 {
 	*ret_swept = false;

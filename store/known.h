@@ -75,6 +75,9 @@ void kvt_known_keep_out(struct kvt_known *known);
  * sweep found it, so it may have been copied long ago. */
 uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
+/** Have a page that was taken come again, behind the others. */
+void kvt_known_again(struct kvt_known *known, uint32_t page);
+
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
 /** True if a page is cached, and may be copied. */

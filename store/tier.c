@@ -286,6 +286,7 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		return rc;
 	}
 	expect(tier, entry, page, !front, front ? kvt_index_look(&tier->index, front) : 0);
+	tier->index.entries[entry].below = 1;
 	tier->n_coming++;
 	tier->begun++;
 	return -EINPROGRESS;
@@ -407,12 +408,18 @@ static void come_again(struct kvt_tier *tier, uint32_t entry)
 	enter(tier, entry);
 }
 
+/* True if a page is on its way from below, and may turn out to be lost. */
+static bool may_be_lost(const struct kvt_index *index, uint32_t entry)
+{
+	return entry && !kvt_index_is_found(index, entry) && index->entries[entry].below;
+}
+
 /* Find the next queued page that is not here and has a place, and the entry of its front. Returns
  * as kvt_copy_begin(). */
 static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_share *share,
 		  uint32_t *ret_page, uint32_t *ret_front)
 {
-	uint32_t there, looks = 0, page, front;
+	uint32_t there, looks = 0, again = 0, page, front;
 	bool swept;
 
 	/* What was cached before a drop is kept out first. */
@@ -433,6 +440,12 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 		count_computed(tier, share, &known->pages[page]);
 		*ret_page = page;
 		*ret_front = front;
+		if (may_be_lost(&tier->index, there) || may_be_lost(&tier->index, front)) {
+			kvt_known_again(known, page);
+			if (++again >= known->n_queued)
+				return 0;
+			continue;
+		}
 		if (there && !swept)
 			come_again(tier, there);
 		else if (!there && has_place(&tier->index, !known->pages[page].parent, front))

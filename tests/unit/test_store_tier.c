@@ -557,18 +557,27 @@ TEST_WITH(reads_from_below_are_bounded, start_below, stop)
 	assert_int_equal(kvt_tier_bring(&tier, &pages[3], &pages[3]), -EAGAIN);
 }
 
-TEST_WITH(a_page_on_its_way_from_below_is_not_copied, start_below, stop)
+/* A page that is on its way from below, and those behind it, are copied if it is lost. */
+TEST_WITH(a_page_on_its_way_from_below_is_copied_later, start_below, stop)
 {
-	struct kvt_chain page;
+	for (uint32_t turn = 0; turn < 2; turn++) {
+		uint32_t first = 100 + 100 * turn;
+		struct kvt_chain page;
 
-	store_at(0, (const uint32_t[]){ 3 }, 1, 100);
-	page = *kvt_known_name(&known, 3);
-	below_pages = 256;
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), -EINPROGRESS);
-	assert_int_equal(copy_all(), 0);
-	assert_true(kvt_tier_arrivals(&tier));
-	assert_int_equal(tier.index.n_found, 1);
-	assert_int_equal(kvt_tier_bring(&tier, &page, &page), find(100, 0));
+		store_at(0, (const uint32_t[]){ 3 + 3 * turn, 4 + 3 * turn }, 2, first);
+		store_at(0, (const uint32_t[]){ 5 + 3 * turn }, 1, first + 50);
+		page = *kvt_known_name(&known, 3 + 3 * turn);
+		below_pages = 256;
+		assert_int_equal(kvt_tier_bring(&tier, &page, NULL), -EINPROGRESS);
+		assert_int_equal(copy_all(), 1);
+		assert_int_not_equal(find(first + 50, 0), 0);
+		assert_int_equal(known.n_queued, 2);
+		read_good = turn == 0;
+		assert_true(kvt_tier_arrivals(&tier));
+		assert_int_equal(find(first, 0) != 0, turn == 0);
+		assert_int_equal(copy_all(), 1 + turn);
+		assert_int_equal(tier.index.entries[find(first, 1)].front, find(first, 0));
+	}
 }
 
 TEST_WITH(a_page_that_is_copied_is_not_read_from_below, start_below, stop)
