@@ -63,14 +63,6 @@ bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *h
 	       header->crc == crc_of(*header) && header->number >= file->slots.first;
 }
 
-static struct kvt_chain page_at(const struct kvt_index *index, uint32_t entry)
-{
-	struct kvt_chain page = { { 0 } };
-
-	memcpy(page.digest, index->entries[entry].key, KVT_CHAIN_KEY_BYTES);
-	return page;
-}
-
 static void write_header(struct kvt_file *file, const struct kvt_file_op *op)
 {
 	struct kvt_file_slot header = {
@@ -312,7 +304,7 @@ void kvt_file_write(struct kvt_file *file, uint32_t entry)
 	uint32_t at = file->first_write + file->in_flight[KVT_FILE_WRITE] - 1;
 
 	KVT_ASSERT(op && !ram->entries[entry].kept);
-	op->page = page_at(ram, entry);
+	op->page = kvt_index_page(ram, entry);
 	op->slot = slot;
 	op->entry = entry;
 	op->ended = false;
@@ -333,8 +325,7 @@ static void entered(void *self, uint32_t entry)
 {
 	struct kvt_file *file = self;
 	struct kvt_index_entry *e = &file->tier->index.entries[entry];
-	struct kvt_chain page = page_at(&file->tier->index, entry);
-
+	struct kvt_chain page = kvt_index_page(&file->tier->index, entry);
 	uint32_t slot = kvt_slots_find(&file->slots, &page);
 
 	/* Without a slot it is as it was: it may be being written. */
@@ -442,8 +433,7 @@ static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 		note_read(file, (uint64_t)kvt_now_ns() - op->begun_ns);
 	if (good) {
 		file->tier->index.entries[op->entry].time = header->time;
-		memcpy(kvt_tier_crcs(file->tier, op->entry), op->check.crc,
-		       sizeof(op->check.crc));
+		kvt_tier_note_crc(file->tier, op->entry, &op->check);
 	} else if (found) {
 		forget(file, op->slot);
 	}
@@ -454,18 +444,6 @@ static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 	return good;
 }
 
-/* Have what was read checked, if it is whole. */
-static void check(struct kvt_file *file, struct kvt_file_op *op)
-{
-	op->check = (struct kvt_job){
-		.kind = KVT_JOB_CHECK, .record = kvt_tier_record(file->tier, op->entry),
-		.bytes = file->tier->page_bytes, .ended = true,
-	};
-	if (is_whole(file, op))
-		kvt_jobs_add(&file->tier->jobs, &op->check);
-	push(&file->checked, op);
-}
-
 bool kvt_file_turn(struct kvt_file *file)
 {
 	struct kvt_file_op *op;
@@ -473,7 +451,8 @@ bool kvt_file_turn(struct kvt_file *file)
 
 	for (uint32_t n = 0; n < 2 * file->depth && (op = done(file)); n++) {
 		if (op->kind == KVT_FILE_READ) {
-			check(file, op);
+			kvt_tier_check(file->tier, op->entry, is_whole(file, op), &op->check);
+			push(&file->checked, op);
 		} else {
 			ended(file, op);
 			wrote = true;

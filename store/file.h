@@ -11,11 +11,10 @@
  *     groups       each a block of names (slots.h), then KVT_SLOTS_GROUP slots, the last one fewer
  *     a slot       a block with struct kvt_file_slot, then the record: one write
  *
- *     groups       a block of names (slots.h), then KVT_SLOTS_GROUP slots each, the last one fewer
- * The one that comes next loses its page, unless that came back or is being read. A group's names
- * are written once its last slot is, and at an orderly stop. A start reads them, and the headers of
- * slots where they are not the last word. So it is as quick after a crash, and nothing moves when
- * the size changes.
+ * Slots are written in turn. The one that comes next loses its page, unless that came back or is
+ * being read. A group's names are written once its last slot is, and at an orderly stop. A start
+ * reads them, and the headers of slots where they are not the last word. So it is as quick after a
+ * crash, and nothing moves when the size changes.
  *
  * A slot holds a page if its header's checksum is right, and those of the record are as it says. A
  * load looks at both, so a torn write, a flipped bit or a truncated file costs pages, and no page

@@ -172,6 +172,14 @@ static struct kvt_index_entry *entry_in(struct kvt_index *index, uint32_t entry,
 	return &index->entries[entry];
 }
 
+struct kvt_chain kvt_index_page(const struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_chain page = { { 0 } };
+
+	memcpy(page.digest, index->entries[entry].key, sizeof(index->entries[entry].key));
+	return page;
+}
+
 uint32_t kvt_index_look(const struct kvt_index *index, const struct kvt_chain *page)
 {
 	return kvt_hash_find(&index->table, page->digest);

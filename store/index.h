@@ -76,6 +76,8 @@ uint64_t kvt_index_bytes(uint64_t n_entries);
 
 /** Return true if an entry is FOUND. */
 bool kvt_index_is_found(const struct kvt_index *index, uint32_t entry);
+/** Return the name of an entry's page, as far as the index keeps it. */
+struct kvt_chain kvt_index_page(const struct kvt_index *index, uint32_t entry);
 /** Return the FOUND or COMING entry of a page, 0: none. */
 uint32_t kvt_index_look(const struct kvt_index *index, const struct kvt_chain *page);
 /** Return the FOUND entry of a page, 0: none. */

@@ -98,7 +98,7 @@ static void lose(struct kvt_known *known, uint32_t page)
 	lost->changes++;
 }
 
-static void enqueue(struct kvt_known *known, uint32_t page)
+void kvt_known_queue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
@@ -112,11 +112,6 @@ static void enqueue(struct kvt_known *known, uint32_t page)
 	at = (uint32_t)(((uint64_t)known->queue_at + known->n_queued) % known->queue_pages);
 	known->queue[at] = (struct kvt_queued){ page, known->pages[page].changes };
 	known->n_queued++;
-}
-
-void kvt_known_again(struct kvt_known *known, uint32_t page)
-{
-	enqueue(known, page);
 }
 
 uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept)
@@ -179,7 +174,7 @@ static void learn_pages(struct kvt_known *known, const struct kvt_feed_record *r
 		page->computed = record->seq && record->sealer != known->info.sealer;
 		page->chain = chain;
 		if (named)
-			enqueue(known, record->pages[i]);
+			kvt_known_queue(known, record->pages[i]);
 	}
 }
 
@@ -203,7 +198,7 @@ static void learn_sides(struct kvt_known *known, const struct kvt_feed_record *r
 		page->old = known->outdated && record->seq == 0;
 		kvt_chain_side(name, side->kind, &page->chain);
 		sides_of(known, side->page)[side->kind] = side->side;
-		enqueue(known, side->side);
+		kvt_known_queue(known, side->side);
 	}
 }
 
@@ -213,7 +208,7 @@ static void prolong(struct kvt_known *known, uint32_t page)
 	if (!kvt_known_name(known, page) || !known->pages[page].ends)
 		return;
 	known->pages[page].ends = false;
-	enqueue(known, page);
+	kvt_known_queue(known, page);
 }
 
 static void prolong_path(struct kvt_known *known, const struct kvt_feed_record *record)

@@ -75,8 +75,8 @@ void kvt_known_keep_out(struct kvt_known *known);
  * sweep found it, so it may have been copied long ago. */
 uint32_t kvt_known_next(struct kvt_known *known, bool *ret_swept);
 
-/** Have a page that was taken come again, behind the others. */
-void kvt_known_again(struct kvt_known *known, uint32_t page);
+/** Queue a page, if it may be copied, behind the others; one that was taken comes again. */
+void kvt_known_queue(struct kvt_known *known, uint32_t page);
 
 /** The name of a cached page, NULL: it is not cached, or there is no such page. */
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);

@@ -733,7 +733,7 @@ bool kvt_load_turn(struct kvt_store *store)
 {
 	struct kvt_load *load = store->loads.first;
 	/* Before the looks: what arrives behind them is seen by those of the next turn. */
-	bool moves = load && (kvt_tier_moves(store->tier) || store->loads.n_jobs > 0);
+	bool moves = load && (store->loads.n_jobs > 0 || kvt_tier_moves(store->tier));
 	uint64_t before = store->begun;
 
 	while (load) {

@@ -264,8 +264,7 @@ static bool arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 	*ret_entry = read->entry;
 	*ret_good = is_good(remote, read);
 	if (*ret_good) {
-		memcpy(kvt_tier_crcs(remote->tier, read->entry), read->check.crc,
-		       sizeof(read->check.crc));
+		kvt_tier_note_crc(remote->tier, read->entry, &read->check);
 		remote->counts.got++;
 	} else {
 		remote->counts.bad++;
@@ -318,12 +317,7 @@ static void end_read(struct kvt_remote *remote, struct page_read *read, bool bro
 {
 	read->state = READ_ENDED;
 	read->brought = brought;
-	read->check = (struct kvt_job){
-		.kind = KVT_JOB_CHECK, .record = kvt_tier_record(remote->tier, read->entry),
-		.bytes = remote->tier->page_bytes, .ended = true,
-	};
-	if (brought)
-		kvt_jobs_add(&remote->tier->jobs, &read->check);
+	kvt_tier_check(remote->tier, read->entry, brought, &read->check);
 }
 
 static void take_get(struct kvt_remote *remote, const struct kvt_helper_done *done)

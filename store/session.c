@@ -22,9 +22,9 @@
 /* Deadline of calls. While a daemon is stopped or hangs, so do its clients: a FETCH that finds the
  * store waiting with them loses nothing, and three of those are the last for a second. */
 #define CALL_NS 1000000000ll
+#define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
 #define WORKER_JOBS 4u                 /* open of an instance and direction for each worker: */
 #define WORKER_BYTES (2ull << 20)      /* at least so many, or of so many bytes */
-#define START_CALL_NS 30000000000ll    /* deadline of calls at the start: a store delays none yet */
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
 #endif

@@ -161,16 +161,24 @@ struct place {
 	uint64_t at, left;
 };
 
+static void step(const struct kvt_slabs *slabs, struct place *place, uint64_t n)
+{
+	place->at += n;
+	place->left -= n;
+	if (place->left > 0)
+		return;
+	place->piece = (place->piece + 1) % slabs->n_pieces;
+	place->slab += place->piece == 0;
+	place->left = slabs->pieces[place->piece].bytes;
+}
+
 static struct place place_at(const struct kvt_slabs *slabs, uint64_t at)
 {
-	struct place place = { .at = at };
+	struct place place = { .left = slabs->pieces[0].bytes };
 
-	while (at >= slabs->pieces[place.piece].bytes) {
-		at -= slabs->pieces[place.piece].bytes;
-		place.piece = (place.piece + 1) % slabs->n_pieces;
-		place.slab += place.piece == 0;
-	}
-	place.left = slabs->pieces[place.piece].bytes - at;
+	while (at - place.at >= place.left)
+		step(slabs, &place, place.left);
+	step(slabs, &place, at - place.at);
 	return place;
 }
 
@@ -181,17 +189,6 @@ static const uint8_t *bytes_at(const struct kvt_slabs *slabs, uint32_t page,
 
 	return slabs->bases[place->slab] + piece->offset_bytes + page * piece->stride_bytes +
 	       piece->bytes - place->left;
-}
-
-static void step(const struct kvt_slabs *slabs, struct place *place, uint64_t n)
-{
-	place->at += n;
-	place->left -= n;
-	if (place->left > 0)
-		return;
-	place->piece = (place->piece + 1) % slabs->n_pieces;
-	place->slab += place->piece == 0;
-	place->left = slabs->pieces[place->piece].bytes;
 }
 
 /* Copy the four quarters of a page side by side: each part from the cache, where its checksum left

@@ -348,6 +348,20 @@ bool kvt_tier_arrivals(struct kvt_tier *tier)
 	return more;
 }
 
+void kvt_tier_check(struct kvt_tier *tier, uint32_t entry, bool came, struct kvt_job *job)
+{
+	*job = (struct kvt_job){ .kind = KVT_JOB_CHECK, .record = kvt_tier_record(tier, entry),
+				 .bytes = tier->page_bytes, .ended = true };
+	if (came)
+		kvt_jobs_add(&tier->jobs, job);
+}
+
+void kvt_tier_note_crc(struct kvt_tier *tier, uint32_t entry, const struct kvt_job *job)
+{
+	if (tier->crcs)
+		memcpy(kvt_tier_crcs(tier, entry), job->crc, sizeof(job->crc));
+}
+
 void kvt_tier_clear(struct kvt_tier *tier)
 {
 	kvt_index_clear(&tier->index);
@@ -441,7 +455,7 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 		*ret_page = page;
 		*ret_front = front;
 		if (may_be_lost(&tier->index, there) || may_be_lost(&tier->index, front)) {
-			kvt_known_again(known, page);
+			kvt_known_queue(known, page);
 			if (++again >= known->n_queued)
 				return 0;
 			continue;
@@ -505,8 +519,8 @@ bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct k
 	kvt_tier_lock(tier);
 	if (good)
 		tier->index.entries[copy->entry].time = (uint32_t)time(NULL);
-	if (good && tier->crcs)
-		memcpy(kvt_tier_crcs(tier, copy->entry), copy->job.crc, sizeof(copy->job.crc));
+	if (good)
+		kvt_tier_note_crc(tier, copy->entry, &copy->job);
 	found = arrive(tier, copy->entry, good);
 	tier->n_copying--;
 	kvt_tier_unlock(tier);

@@ -116,6 +116,12 @@ bool kvt_tier_arrivals(struct kvt_tier *tier);
 /** Note that a request continues behind a cached page, as far as that is here. */
 void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page);
 
+/** Have the page in a COMING entry checked, if its bytes came: else the job has ended. With the
+ * lock, by the thread that calls kvt_tier_arrivals(). */
+void kvt_tier_check(struct kvt_tier *tier, uint32_t entry, bool came, struct kvt_job *job);
+/** Note the checksums of the page in an entry, where they are kept. */
+void kvt_tier_note_crc(struct kvt_tier *tier, uint32_t entry, const struct kvt_job *job);
+
 /** Forget all pages, and those on their way. With the lock. */
 void kvt_tier_clear(struct kvt_tier *tier);
 

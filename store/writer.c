@@ -19,14 +19,6 @@ static uint64_t name_of(const struct kvt_index_entry *e)
 	return name;
 }
 
-static struct kvt_chain chain_of(const struct kvt_index_entry *e)
-{
-	struct kvt_chain page = { { 0 } };
-
-	memcpy(page.digest, e->key, KVT_CHAIN_KEY_BYTES);
-	return page;
-}
-
 /* The entry of a page that was noted, NULL: it has left, or another has its place. */
 static struct kvt_index_entry *entry_of(const struct kvt_file *file,
 					const struct kvt_writer_page *page)
@@ -253,7 +245,7 @@ static bool leave(void *self, uint32_t entry)
 {
 	struct kvt_file *file = self;
 	const struct kvt_index_entry *e = &file->tier->index.entries[entry];
-	struct kvt_chain page = chain_of(e);
+	struct kvt_chain page = kvt_index_page(&file->tier->index, entry);
 
 	if (e->kept || kvt_file_is_closed(file))
 		return false;

@@ -13,7 +13,6 @@
 #include "daemon/serve/socket.h"
 
 #include <errno.h>
-#include <libgen.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,17 +87,14 @@ static int clear_socket(struct kvt_daemon *daemon, char *why)
 
 int kvt_socket_check(const char *path, bool in_folder, char *why)
 {
-	char folder[108];
 	struct stat there;
 	int error;
 
 	if (lstat(path, &there) == 0)
 		return S_ISSOCK(there.st_mode) ? 0 : no_socket(path, why);
-	strlcpy(folder, path, sizeof(folder));
-	strlcat(dirname(folder), "/.", sizeof(folder)); /* ENOTDIR if it is none */
-	if (!in_folder || euidaccess(folder, W_OK | X_OK) == 0)
+	error = in_folder ? kvt_place_check(path) : 0;
+	if (!error)
 		return 0;
-	error = -errno;
 	snprintf(why, KVT_WHY_BYTES, "cannot bind socket %s: %s", path, strerror(-error));
 	return error;
 }

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -196,6 +197,15 @@ static int no_directory(const char *directory, int error, char *why, size_t why_
 	return error;
 }
 
+int kvt_place_check(const char *path)
+{
+	char parent[PATH_MAX];
+
+	strlcpy(parent, path, sizeof(parent) - 2);
+	strlcat(dirname(parent), "/.", sizeof(parent)); /* ENOTDIR if it is none */
+	return euidaccess(parent, W_OK | X_OK) == 0 ? 0 : -errno;
+}
+
 int kvt_lock_check(const char *directory, const char *instance, char *why, size_t why_size)
 {
 	struct kvt_lock_file lock = { .fd = -1 };
@@ -204,13 +214,8 @@ int kvt_lock_check(const char *directory, const char *instance, char *why, size_
 
 	lock_name(&lock, directory, instance);
 	if (stat(directory, &there) != 0) {
-		char parent[sizeof(lock.directory) + 2];
-
-		strlcpy(parent, directory, sizeof(parent));
-		strlcat(dirname(parent), "/.", sizeof(parent)); /* ENOTDIR if it is none */
-		if (euidaccess(parent, W_OK | X_OK) != 0)
-			return no_directory(directory, -errno, why, why_size);
-		return 0;
+		error = kvt_place_check(directory);
+		return error ? no_directory(directory, error, why, why_size) : 0;
 	}
 	if (!S_ISDIR(there.st_mode))
 		error = -ENOTDIR;

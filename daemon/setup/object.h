@@ -38,6 +38,8 @@ struct kvt_lock_file {
  * daemon's file was found. */
 int kvt_lock_take(struct kvt_lock_file *lock, const char *directory, const char *instance,
 		  int *ret_stale, char *why, size_t why_size);
+/** Check that a file or directory could be made there: 0, -ENOENT, -ENOTDIR, -EACCES, ... */
+int kvt_place_check(const char *path);
 /** Check that it could be taken, and make nothing. Errors and `why` as of kvt_lock_take(). */
 int kvt_lock_check(const char *directory, const char *instance, char *why, size_t why_size);
 /** True if the process whose pid is in the lock file lives. Does not touch the lock. */

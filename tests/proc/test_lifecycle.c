@@ -101,23 +101,32 @@ TEST(a_second_daemon_of_the_same_instance_is_refused_and_harms_nothing)
 	kvt_test_daemon_end(&daemon);
 }
 
+/* Begin a sequence, then tell its daemon to stop. Returns the sequence's client. */
+static struct kvt_client *stop_beside_lease(const struct kvt_test_daemon *daemon,
+					    struct kvt_seq **ret_seq)
+{
+	struct kvt_client *client = kvt_test_connect(daemon);
+	const uint32_t keys[32] = { 3, 1, 4, 1, 5 };
+
+	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
+				     ret_seq), 0);
+	kill(daemon->pid, SIGTERM);
+	return client;
+}
+
 /* A client that has a lease when SIGTERM comes may finish; new clients are refused. */
 TEST(a_draining_daemon_waits_for_leases_and_refuses_clients)
 {
 	struct kvt_test_daemon daemon;
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_client *client, *late;
-	const uint32_t keys[32] = { 3, 1, 4, 1, 5 };
 	struct kvt_error error = { .code = 0 };
 	char names[1024];
 	struct kvt_seq *seq;
 	int code;
 
 	kvt_test_daemon_begin(&daemon, "drain_ms = 3600000\n");
-	client = kvt_test_connect(&daemon);
-	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
-				     &seq), 0);
-	kill(daemon.pid, SIGTERM);
+	client = stop_beside_lease(&daemon, &seq);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "STOPPING=1"));
 	options.socket_path = daemon.socket;
 	options.connect_wait_ns = -1;
@@ -136,15 +145,11 @@ TEST(a_draining_daemon_waits_for_leases_and_refuses_clients)
 TEST(a_start_beside_a_draining_daemon_waits_for_its_end)
 {
 	struct kvt_test_daemon daemon, second;
-	const uint32_t keys[32] = { 1, 6, 1, 8 };
 	struct kvt_client *client;
 	struct kvt_seq *seq;
 
 	kvt_test_daemon_begin(&daemon, "drain_ms = 3600000\n");
-	client = kvt_test_connect(&daemon);
-	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
-				     &seq), 0);
-	kill(daemon.pid, SIGTERM);
+	client = stop_beside_lease(&daemon, &seq);
 	kvt_test_check(kvt_test_daemon_await(&daemon, "STOPPING=1"));
 	second = daemon;
 	kvt_test_daemon_spawn(&second, NULL);
@@ -167,15 +172,11 @@ TEST(a_lease_that_never_ends_holds_a_draining_daemon_only_for_drain_ms)
 	struct kvt_test_daemon daemon;
 	struct kvt_client *client;
 	struct kvt_counters counters;
-	const uint32_t keys[32] = { 2, 7, 1, 8 };
 	char names[1024];
 	struct kvt_seq *seq;
 
 	kvt_test_daemon_begin(&daemon, "drain_ms = 20\n");
-	client = kvt_test_connect(&daemon);
-	kvt_test_equal(kvt_seq_begin(client, kvt_test_namespace(client, "drain"), keys, 32, 0, 0,
-				     &seq), 0);
-	kill(daemon.pid, SIGTERM);
+	client = stop_beside_lease(&daemon, &seq);
 	kvt_test_equal(kvt_test_daemon_wait(&daemon), 0);
 	kvt_test_check(!kvt_test_daemon_leftovers(&daemon, names, sizeof(names)));
 	kvt_test_equal(kvt_stats(client, &counters), -ECONNRESET);
