@@ -26,6 +26,7 @@
 #define END_SAMPLES 16u /* pages of the path checked before END */
 #define ERRORS_SHOWN 3u
 #define FETCH_LOOK_NS 20000l /* between two looks for its answer */
+#define COPY_WAIT_NS 1000000000ll /* for a store that copies what one request left */
 
 struct run {
 	uint32_t index; /* KVT_TRACE_NONE: free */
@@ -51,6 +52,7 @@ struct worker {
 	struct kvt_replay_worker *mine;
 	uint32_t number;
 	struct kvt_client *client;
+	char store_path[KVT_STORE_PATH_BYTES]; /* of its instance; "": wait for no store */
 	char *piece; /* page 0's start: the page, or its first piece in layer-major order */
 	uint64_t piece_stride;
 	uint32_t page_size;
@@ -238,8 +240,27 @@ static uint32_t present(struct worker *worker, const struct run *run)
 
 /* ---- the life of a request ---- */
 
+/* Wait until the store has copied what was computed. It answers and then takes the daemon's
+ * records, so the second such answer in turn knows of all that came before the first. */
+static void await_copies(struct worker *worker)
+{
+	int64_t until = kvt_now_ns() + COPY_WAIT_NS;
+	uint32_t times = 0;
+
+	while (times < 2 && kvt_now_ns() < until) {
+		struct kvt_store_seen seen;
+		struct kvt_error why;
+
+		if (kvt_store_ask(worker->store_path, KVT_STORE_STATUS, COPY_WAIT_NS, &seen, &why))
+			return; /* the replay's end tells of a store that is gone */
+		times = seen.status.queued_pages == 0 ? times + 1 : 0;
+	}
+}
+
 static void finish(struct worker *worker, struct run *run, uint32_t state)
 {
+	if (*worker->store_path)
+		await_copies(worker);
 	kvt_replay_settle(worker->shared, run->index, state);
 	run->index = KVT_TRACE_NONE;
 	run->context->used = ++worker->clock;
@@ -724,6 +745,9 @@ void kvt_replay_work(const struct kvt_replay_options *options, const struct kvt_
 		fail(worker, "out of memory");
 	for (uint32_t i = 0; i < KVT_REPLAY_MAX_CONCURRENCY; i++)
 		worker->runs[i].index = KVT_TRACE_NONE;
+	if (options->lockstep && options->store_pages &&
+	    kvt_store_path(socket_path, worker->store_path))
+		fail(worker, "the store's path is too long");
 	open_client(worker, socket_path);
 	work(worker);
 	if (kvt_client_close(worker->client, KVT_IDLE))
