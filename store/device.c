@@ -2,8 +2,9 @@
 /*
  * Pools in device memory (device.h). Called by slabs.c and session.c.
  *
- * Each device has its primary context, which the library's mappings live in, and a stream. The
- * instance's thread makes them; workers copy.
+ * Each device has its primary context, which the library's mappings live in, and a stream for each
+ * direction, which its copy engines work on side by side. The instance's thread makes them; workers
+ * copy.
  */
 #include "store/device.h"
 
@@ -19,7 +20,7 @@
 struct place {
 	int handle;
 	void *context; /* NULL: no slab is on this device */
-	void *stream;
+	void *streams[2]; /* into the pool, and out of it */
 };
 
 struct kvt_device {
@@ -93,18 +94,20 @@ static void leave(struct kvt_device *device)
 	check(device, device->driver.context_pop(&(void *){ NULL }));
 }
 
-/* Make context and stream of a device that has a slab, once. */
+/* Make context and streams of a device that has a slab, once. */
 static int make_place(struct kvt_device *device, int number)
 {
 	struct place *place = &device->places[number];
 
-	if (place->stream)
+	if (place->streams[true])
 		return 0;
 	if (check(device, device->driver.device_get(&place->handle, number)) ||
 	    check(device, device->driver.primary_retain(&place->context, place->handle)) ||
 	    enter(device, place))
 		return -EIO;
-	check(device, device->driver.stream_create(&place->stream, KVT_CU_STREAM_NON_BLOCKING));
+	for (int out = 0; out < 2; out++)
+		check(device, device->driver.stream_create(&place->streams[out],
+							   KVT_CU_STREAM_NON_BLOCKING));
 	leave(device);
 	return has_failed(device) ? -EIO : 0;
 }
@@ -120,7 +123,8 @@ void kvt_device_close(struct kvt_device *device)
 			if (device->pinned)
 				device->driver.host_unregister(device->pinned);
 			device->pinned = NULL;
-			device->driver.stream_destroy(place->stream);
+			for (int out = 0; out < 2; out++)
+				device->driver.stream_destroy(place->streams[out]);
 			leave(device);
 		}
 		device->driver.primary_release(place->handle);
@@ -183,18 +187,32 @@ void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_
 
 	if (has_failed(device) || enter(device, device->slabs[slab]))
 		return;
-	check(device, device->driver.rows_copy(&copy, device->slabs[slab]->stream));
+	check(device, device->driver.rows_copy(&copy, device->slabs[slab]->streams[out]));
 	leave(device);
 }
 
-int kvt_device_wait(struct kvt_device *device)
+/* Wait for what is in a stream now, not for what others queue behind it. */
+static void await(struct kvt_device *device, void *stream)
+{
+	const struct kvt_cu_driver *driver = &device->driver;
+	void *event;
+
+	if (check(device, driver->event_create(&event, KVT_CU_EVENT_BLOCKING_SYNC |
+							  KVT_CU_EVENT_DISABLE_TIMING)))
+		return;
+	if (check(device, driver->event_record(event, stream)) == 0)
+		check(device, driver->event_synchronize(event));
+	driver->event_destroy(event);
+}
+
+int kvt_device_wait(struct kvt_device *device, bool out)
 {
 	for (int i = 0; i < device->n_devices && !has_failed(device); i++) {
 		struct place *place = &device->places[i];
 
-		if (!place->stream || enter(device, place))
+		if (!place->streams[out] || enter(device, place))
 			continue;
-		check(device, device->driver.stream_synchronize(place->stream));
+		await(device, place->streams[out]);
 		leave(device);
 	}
 	return has_failed(device) ? -EIO : 0;

@@ -18,6 +18,9 @@
 
 struct kvt_device;
 
+/* A wait takes as long as the copy of a few hundred KiB: copy so many bytes for each. */
+#define KVT_DEVICE_BYTES (8ull << 20)
+
 /** Start the driver. -ENODEV, with `why`. */
 int kvt_device_open(struct kvt_device **ret_device, struct kvt_error *why);
 /** After the clients that were mapped. NULL: does nothing. */
@@ -40,8 +43,8 @@ struct kvt_device_rows {
 /** Queue a copy out of a slab, into memory where the rows lie one behind the other, or back. */
 void kvt_device_copy(struct kvt_device *device, uint32_t slab, const struct kvt_device_rows *rows,
 		     void *memory, bool out);
-/** Wait for all copies. -EIO: the driver failed, now or before. */
-int kvt_device_wait(struct kvt_device *device);
+/** Wait for the copies of this direction that were queued. -EIO: the driver failed. */
+int kvt_device_wait(struct kvt_device *device, bool out);
 /** What failed: "too many resources requested (error 701)". NULL: nothing has. */
 const char *kvt_device_failure(const struct kvt_device *device);
 

@@ -13,6 +13,7 @@
 
 #include "daemon/setup/memory.h"
 #include "shm/atomic.h"
+#include "store/device.h"
 #include "store/store.h"
 #include "store/why.h"
 #include "tools/progress.h"
@@ -197,7 +198,8 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 /* So many that workers sleep seldom, and that the last one is not waited for long. */
 static uint32_t jobs_most(const struct kvt_store *store)
 {
-	uint64_t n = WORKER_BYTES / store->slabs.record_bytes;
+	uint64_t bytes = store->slabs.device ? KVT_DEVICE_BYTES : WORKER_BYTES;
+	uint64_t n = bytes / store->slabs.record_bytes;
 
 	n = (n > WORKER_JOBS ? n : WORKER_JOBS) * store->host->options.n_workers;
 	return n < KVT_COPIES_MOST ? (uint32_t)n : KVT_COPIES_MOST;

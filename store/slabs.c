@@ -99,17 +99,6 @@ static void copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
 	memcpy(to + at, from + at, bytes - at);
 }
 
-/* Wait for the copies of a page. */
-static int settle(const struct kvt_slabs *slabs)
-{
-	if (slabs->device)
-		return kvt_device_wait(slabs->device);
-#ifdef __SSE2__
-	_mm_sfence(); /* streamed bytes are seen before the COMMIT that tells of them */
-#endif
-	return 0;
-}
-
 /* The pieces from `first` on that have one size, and one distance, which a device can take. */
 static struct kvt_device_rows rows_from(const struct kvt_slabs *slabs, uint32_t first)
 {
@@ -130,7 +119,7 @@ static struct kvt_device_rows rows_from(const struct kvt_slabs *slabs, uint32_t 
 	return rows;
 }
 
-static int copy_page(const struct kvt_slabs *slabs, uint32_t page, uint8_t *record, bool out)
+static void copy_page(const struct kvt_slabs *slabs, uint32_t page, uint8_t *record, bool out)
 {
 	struct kvt_device_rows rows = { .n = 1 };
 
@@ -150,7 +139,6 @@ static int copy_page(const struct kvt_slabs *slabs, uint32_t page, uint8_t *reco
 			record += rows.n * piece->bytes;
 		}
 	}
-	return settle(slabs);
 }
 
 /* ---- with checksums */
@@ -223,22 +211,26 @@ static void read_quarters(const struct kvt_slabs *slabs, uint32_t page, uint8_t 
 	}
 }
 
-int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
-		   uint32_t ret_crc[4])
+void kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
+		    uint32_t ret_crc[4])
 {
-	int rc;
-
-	if (ret_crc && !slabs->device) {
+	if (ret_crc && !slabs->device)
 		read_quarters(slabs, page, to, ret_crc);
-		return settle(slabs);
-	}
-	rc = copy_page(slabs, page, to, true);
-	if (ret_crc && rc == 0)
-		kvt_crc32c_quarters(to, slabs->record_bytes, ret_crc);
-	return rc;
+	else
+		copy_page(slabs, page, to, true);
 }
 
-int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from)
+void kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from)
 {
-	return copy_page(slabs, page, (uint8_t *)(uintptr_t)from, false);
+	copy_page(slabs, page, (uint8_t *)(uintptr_t)from, false);
+}
+
+int kvt_slabs_settle(const struct kvt_slabs *slabs, bool out)
+{
+	if (slabs->device)
+		return kvt_device_wait(slabs->device, out);
+#ifdef __SSE2__
+	_mm_sfence(); /* streamed bytes are seen before the COMMIT that tells of them */
+#endif
+	return 0;
 }

@@ -7,6 +7,7 @@
  * Whole pages of a pool as records: all slabs behind each other, each in the order of its pieces.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kvtrunk_pool.h"
@@ -28,11 +29,14 @@ struct kvt_slabs {
 int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_device *device,
 		  struct kvt_error *why);
 /** Copy a page into a record, and compute its checksums on the way: ret_crc as
- * kvt_crc32c_quarters(), NULL: none. Others may be writing the page: then both are garbage.
- * -EIO: the device failed, and the record is garbage. Any thread may call it, and the next. */
-int kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
-		   uint32_t ret_crc[4]);
-/** Copy a record into a page, which must be the caller's. -EIO: the device failed. */
-int kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
+ * kvt_crc32c_quarters(), NULL: none. Others may be writing the page: then both are garbage. On a
+ * device it only begins, without checksums. Any thread may call it, and the next two. */
+void kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
+		    uint32_t ret_crc[4]);
+/** Copy a record into a page, which must be the caller's. On a device it only begins. */
+void kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
+/** Wait until what this thread read (`out`) or wrote is there, for other threads, too. -EIO: the
+ * device failed, and what was copied is garbage. */
+int kvt_slabs_settle(const struct kvt_slabs *slabs, bool out);
 
 #endif

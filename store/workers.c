@@ -11,6 +11,7 @@
 #include "shm/assert.h"
 #include "shm/atomic.h"
 #include "store/crc32c.h"
+#include "store/device.h"
 
 int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
 {
@@ -32,15 +33,31 @@ void kvt_store_wake(int fd)
 		return; /* EAGAIN: it is awake */
 }
 
-static void run(struct kvt_job *job)
+static void begin(struct kvt_job *job)
 {
 	if (job->kind == KVT_JOB_OUT)
-		job->result = kvt_slabs_read(job->slabs, job->page, job->record,
-					     job->wants_crc ? job->crc : NULL);
+		kvt_slabs_read(job->slabs, job->page, job->record,
+			       job->wants_crc ? job->crc : NULL);
 	else if (job->kind == KVT_JOB_IN)
-		job->result = kvt_slabs_write(job->slabs, job->page, job->record);
+		kvt_slabs_write(job->slabs, job->page, job->record);
 	else
 		kvt_crc32c_quarters(job->record, job->bytes, job->crc);
+}
+
+/* Do jobs that one wait is enough for. */
+static void run(struct kvt_job *jobs)
+{
+	bool copies = jobs->kind != KVT_JOB_CHECK, out = jobs->kind == KVT_JOB_OUT;
+	int rc;
+
+	for (struct kvt_job *job = jobs; job; job = job->next)
+		begin(job);
+	rc = copies ? kvt_slabs_settle(jobs->slabs, out) : 0;
+	for (struct kvt_job *job = jobs; job; job = job->next) {
+		job->result = rc;
+		if (out && job->wants_crc && job->slabs->device && rc == 0)
+			kvt_crc32c_quarters(job->record, job->slabs->record_bytes, job->crc);
+	}
 	/* Pairs with the release of a feed's tail: a later writer of the page is in the feed that
 	 * the owner takes from now on. */
 	kvt_fence_acquire();
@@ -60,31 +77,54 @@ static void end(struct kvt_workers *workers, struct kvt_job *job)
 	pthread_mutex_unlock(&workers->lock);
 }
 
-/* Wait for the next job. NULL: there will be none. */
+/* True if one wait is enough for a job and the one behind it. */
+static bool goes_on(const struct kvt_job *job)
+{
+	const struct kvt_job *next = job->next;
+
+	return job->kind != KVT_JOB_CHECK && job->slabs->device && next &&
+	       next->kind == job->kind && next->slabs == job->slabs;
+}
+
+/* Take the first jobs of a part: one, or as many as share a wait. */
+static struct kvt_job *cut(struct kvt_workers *workers, uint32_t part)
+{
+	struct kvt_job *jobs = workers->first[part], *last = jobs;
+
+	for (uint32_t n = 2; last && goes_on(last) &&
+			     n * last->slabs->record_bytes <= KVT_DEVICE_BYTES; n++)
+		last = last->next;
+	if (last) {
+		workers->first[part] = last->next;
+		last->next = NULL;
+	}
+	return jobs;
+}
+
+/* Wait for the next jobs. NULL: there will be none. */
 static struct kvt_job *take(struct kvt_workers *workers)
 {
-	struct kvt_job *job;
-	uint32_t part;
+	struct kvt_job *jobs;
 
 	pthread_mutex_lock(&workers->lock);
 	while (!workers->first[0] && !workers->first[1] && !workers->stopping)
 		pthread_cond_wait(&workers->there, &workers->lock);
-	part = workers->first[0] ? 0 : 1;
-	job = workers->first[part];
-	if (job)
-		workers->first[part] = job->next;
+	jobs = cut(workers, workers->first[0] ? 0 : 1);
 	pthread_mutex_unlock(&workers->lock);
-	return job;
+	return jobs;
 }
 
 static void *work(void *self)
 {
 	struct kvt_workers *workers = self;
-	struct kvt_job *job;
+	struct kvt_job *jobs, *next;
 
-	while ((job = take(workers)) != NULL) {
-		run(job);
-		end(workers, job);
+	while ((jobs = take(workers)) != NULL) {
+		run(jobs);
+		for (; jobs; jobs = next) {
+			next = jobs->next;
+			end(workers, jobs);
+		}
 	}
 	return NULL;
 }

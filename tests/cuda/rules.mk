@@ -16,5 +16,6 @@ CUDA_TESTS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/cuda/test_*.c))
 $(CUDA_TESTS): $(O)/tests/cuda/%: $(O)/obj/tests/cuda/%.o $(O)/libkvttest.a \
 		$(O)/libkvtrunk-steps.a | $(STANDIN)
 	$(link_test) -lcmocka -lpthread -ldl
-$(O)/tests/cuda/test_cuda_store: $(call objs,tests/proc/store.c)
+$(O)/tests/cuda/test_cuda_store: $(call objs,tests/proc/store.c) $(O)/libkvtstore.a \
+		$(O)/libkvttools.a
 TEST_PROGRAMS += $(CUDA_TESTS)

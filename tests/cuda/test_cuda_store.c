@@ -5,6 +5,9 @@
  * Inputs: backends, devices, failing calls. Invariant: a page that comes back has its bytes in each
  * slab, and what fails leaves a clean audit. */
 #include "kvtrunk_fetch.h"
+#include "store/crc32c.h"
+#include "store/device.h"
+#include "store/workers.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/proc/store.h"
 
@@ -228,8 +231,49 @@ static void expect_end_at(const char *call, bool loads)
 CUDA_TEST(a_store_ends_when_its_driver_fails)
 {
 	expect_end_at("cuMemcpyDtoHAsync_v2", false);
-	expect_end_at("cuStreamSynchronize", false);
+	expect_end_at("cuEventSynchronize", false);
 	expect_end_at("cuMemcpyHtoDAsync_v2", true);
+}
+
+/* Eight pages of 2 MiB are two waits, which the stand-in counts down. */
+CUDA_TEST(pages_of_a_device_share_a_wait)
+{
+	enum { BYTES = 2 << 20, PAGES = 8 };
+	struct kvt_workers workers = KVT_WORKERS_INIT;
+	struct kvt_jobs jobs = { .workers = &workers, .wake = -1 };
+	struct kvt_job job[PAGES];
+	uint8_t *records = calloc(PAGES, BYTES);
+	struct kvt_device *device;
+	struct kvt_slabs slabs;
+	struct kvt_error why;
+	uint32_t crc[4];
+
+	start("backend = cuda-vmm\npage_bytes = 2M\nn_pages = 16\n", 1);
+	kvt_test_equal(kvt_device_open(&device, &why), 0);
+	kvt_test_equal(kvt_slabs_map(&slabs, worker, device, &why), 0);
+	setenv("KVT_STANDIN_FAIL_CALL", "cuEventSynchronize", 1);
+	*cuda_test_knob("stub_fail_at") = 100;
+	for (uint32_t i = 0; i < PAGES; i++) {
+		job[i] = (struct kvt_job){ .kind = KVT_JOB_OUT, .slabs = &slabs, .page = i + 1,
+					   .record = records + i * BYTES, .wants_crc = true };
+		memset((uint8_t *)pools[0].base + job[i].page * (uint64_t)BYTES, 'a' + (int)i,
+		       BYTES);
+		kvt_jobs_add(&jobs, &job[i]);
+	}
+	kvt_test_equal(kvt_workers_start(&workers, 1), 0);
+	kvt_jobs_settle(&jobs);
+	kvt_test_equal(*cuda_test_knob("stub_fail_at"), 98);
+	*cuda_test_knob("stub_fail_at") = -1;
+	for (uint32_t i = 0; i < PAGES; i++) {
+		kvt_test_equal(job[i].result, 0);
+		kvt_test_check(job[i].record[0] == 'a' + i && job[i].record[BYTES - 1] == 'a' + i);
+		kvt_crc32c_quarters(job[i].record, BYTES, crc);
+		kvt_test_check(memcmp(job[i].crc, crc, sizeof(crc)) == 0);
+	}
+	kvt_workers_stop(&workers);
+	stop();
+	kvt_device_close(device);
+	free(records);
 }
 
 int main(int argc, char **argv)

@@ -43,12 +43,12 @@ TEST(whole_pieces_are_copied_and_no_byte_beside_them)
 			fill(pool, sizeof(pool), n + place);
 			memset(record, 0xee, sizeof(record));
 			memcpy(before, record, sizeof(record));
-			assert_int_equal(kvt_slabs_read(&slabs, 0, record + in_record, NULL), 0);
+			kvt_slabs_read(&slabs, 0, record + in_record, NULL);
 			check(record, before, pool, in_record, in_pool, n);
 
 			fill(record, sizeof(record), ~n);
 			memcpy(before, pool, sizeof(pool));
-			assert_int_equal(kvt_slabs_write(&slabs, 0, record + in_record), 0);
+			kvt_slabs_write(&slabs, 0, record + in_record);
 			check(pool, before, record, in_pool, in_record, n);
 		}
 	}
@@ -78,8 +78,8 @@ TEST(a_copy_with_checksums_is_the_same_copy)
 			fill(pool, sizeof(pool), size);
 			memset(record, 0xee, sizeof(record));
 			memset(plain, 0xee, sizeof(plain));
-			assert_int_equal(kvt_slabs_read(&slabs, 0, plain + EDGE, NULL), 0);
-			assert_int_equal(kvt_slabs_read(&slabs, 0, record + EDGE, crc), 0);
+			kvt_slabs_read(&slabs, 0, plain + EDGE, NULL);
+			kvt_slabs_read(&slabs, 0, record + EDGE, crc);
 			assert_memory_equal(record, plain, sizeof(record));
 			kvt_crc32c_quarters(plain + EDGE, slabs.record_bytes, whole);
 			assert_memory_equal(crc, whole, sizeof(crc));

@@ -245,13 +245,13 @@ TEST(pieces_of_any_size_and_place_are_copied_and_nothing_else)
 			one.pieces[0] = (struct kvt_pool_piece){ at, 0, n };
 			one.bases[0] = pool;
 			memset(record, 0xee, ROOM);
-			assert_int_equal(kvt_slabs_read(&one, 0, record + to, NULL), 0);
+			kvt_slabs_read(&one, 0, record + to, NULL);
 			assert_memory_equal(record + to, pool + at, n);
 			assert_int_equal(record[to + n], 0xee);
 			assert_true(to == 0 || record[to - 1] == 0xee);
 			one.bases[0] = back;
 			memset(back, 0xdd, ROOM);
-			assert_int_equal(kvt_slabs_write(&one, 0, record + to), 0);
+			kvt_slabs_write(&one, 0, record + to);
 			assert_memory_equal(back + at, pool + at, n);
 			assert_int_equal(back[at + n], 0xdd);
 			assert_true(at == 0 || back[at - 1] == 0xdd);

@@ -322,13 +322,13 @@ EXPORT int cuEventCreate(void **event, unsigned int flags)
 	struct event *made;
 
 	ENTER_CONTEXT("cuEventCreate");
-	if (flags & ~(unsigned int)KVT_CU_EVENT_DISABLE_TIMING)
+	if (flags & ~(KVT_CU_EVENT_BLOCKING_SYNC | KVT_CU_EVENT_DISABLE_TIMING))
 		return KVT_CU_ERROR_INVALID_VALUE;
 	made = calloc(1, sizeof(*made));
 	if (!made)
 		return KVT_CU_ERROR_OUT_OF_MEMORY;
 	made->device = standin_current();
-	made->timed = !flags;
+	made->timed = !(flags & KVT_CU_EVENT_DISABLE_TIMING);
 	*event = made;
 	standin_opened(STANDIN_EVENT, 1);
 	return 0;
