@@ -81,6 +81,10 @@ extern "C" {
  * COMMIT brings the other keys. kvt_seq_start() does so: its sequence holds the others until then.
  * After kvt_seq_adopt() give them to kvt_seq_hold().
  *
+ * REMOVE with KVT_F_DAMAGED, for who finds that the last page of the keys is not as it was sealed:
+ * the next COMMIT of each lease that holds it is refused with -ESTALE, reason `damaged`. What was
+ * computed behind it is wrong: END, and begin again. `lock_ref` counts these leases.
+ *
  * BEGIN may declare a point: the positions behind which the COMMIT that reaches them will attach
  * side pages, or KVT_POINT_JUNCTION. A BEGIN with WAIT or NO_WAIT that could continue there, and
  * further than now by more than the option coalesce_threshold, waits for that COMMIT as for

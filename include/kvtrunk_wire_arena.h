@@ -149,6 +149,7 @@ enum kvt_node_flag {
 	KVT_NODE_RESET = 1u << 8,
 	KVT_NODE_MADE_ROOM = 1u << 9, /* for another namespace */
 	KVT_NODE_WHY = 15u << 6,      /* all of them */
+	KVT_NODE_DAMAGED = 1u << 10,  /* REMOVED, and its first page is not as it was sealed */
 };
 
 #define KVT_NODE_UNLISTED UINT32_MAX /* as kvt_node.younger */

@@ -45,7 +45,7 @@
  *   EXTEND  lease; arg = pages; list = the new pages. Or keys = numbers of pages that ALLOC gave
  *           the session; no arg, no list
  *   END     lease; fence; with F_COMMIT arg and keys as COMMIT
- *   REMOVE  namespace keys (none: all of it; not with ROOT_KEY)
+ *   REMOVE  namespace keys (none: all of it; not with ROOT_KEY or DAMAGED)
  *   LEAVE   namespace
  *   PAGE    arg = page
  *   SUSPECT arg = page, a cached one: the caller computed other KV for it
@@ -158,8 +158,9 @@ enum kvt_list_size {
 	  KVT_TAKES_LEASE | KVT_TAKES_KEYS | KVT_TAKES_ARG | KVT_TAKES_FENCE,             \
 	  KVT_F_COMMIT | KVT_F_CHUNKED | KVT_F_KEEP, KVT_LIST_NONE,                       \
 	  U(0) U(1) W(sealed) W(freed))                                                   \
-	X(REMOVE, remove, KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS, KVT_F_ROOT_KEY,           \
-	  KVT_LIST_NONE, W(state) U(1) U(2) U(3)) /* 1 if something was detached */       \
+	X(REMOVE, remove, KVT_TAKES_NAMESPACE | KVT_TAKES_KEYS,                           \
+	  KVT_F_ROOT_KEY | KVT_F_DAMAGED, KVT_LIST_NONE,                                  \
+	  W(state) W(lock_ref) U(2) U(3)) /* 1 if something was detached, leases of it */ \
 	X(PAGE, page, KVT_TAKES_ARG, 0, KVT_LIST_NONE,                                    \
 	  W(state) W(owner) W(sealer) W(lock_ref)) /* enum kvt_page_state, session */     \
 	X(EVICT, evict, KVT_TAKES_ARG | KVT_TAKES_PRIVILEGE, 0, KVT_LIST_NONE,            \

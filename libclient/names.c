@@ -93,6 +93,9 @@ static const struct {
 	[KVT_REASON_BEYOND_TABLE] = { "beyond_table", "positions beyond the page table: EXTEND" },
 	[KVT_REASON_BEYOND_KEYS] = { "beyond_keys",
 		"positions whose keys the daemon does not know" },
+	[KVT_REASON_DAMAGED] = { "damaged",
+		"a page of the prefix was written after it was sealed: what was computed behind "
+		"it is wrong: END, and BEGIN again" },
 	[KVT_REASON_DETACHED] = { "detached",
 		"the prefix was removed or expired meanwhile: finish with the pages that the "
 		"sequence has, or END and BEGIN again to share" },

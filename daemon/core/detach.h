@@ -9,7 +9,8 @@
 
 #include "daemon/core/state.h"
 
-/** Detach the subtree at `node`: nothing in it matches from now on. `why`: one of KVT_NODE_WHY. */
+/** Detach the subtree at `node`: nothing in it matches from now on. `why`: one of KVT_NODE_WHY,
+ * perhaps with KVT_NODE_DAMAGED. */
 void kvt_detach(struct kvt_core *core, uint32_t node, uint32_t why);
 /** Detach up to `roots` stale roots, looking at no more than `looks` namespaces. Returns at how
  * many it looked. */

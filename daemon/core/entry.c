@@ -135,8 +135,8 @@ int kvt_entry_check(struct kvt_core *core, struct kvt_op_context *op)
 	if (!flags_known(core, sqe) ||
 	    (sqe->op == KVT_OP_MATCH && (sqe->flags & KVT_F_LOCK) &&
 	     (sqe->flags & KVT_F_NO_TOUCH)) ||
-	    (sqe->flags & KVT_F_ROOT_KEY &&
-	     (sqe->node || (sqe->op == KVT_OP_REMOVE && !sqe->n_keys))) ||
+	    (sqe->flags & KVT_F_ROOT_KEY && sqe->node) ||
+	    (sqe->op == KVT_OP_REMOVE && sqe->flags && !sqe->n_keys) ||
 	    (sqe->op == KVT_OP_BEGIN && (sqe->flags & KVT_F_WAIT) &&
 	     (sqe->flags & KVT_F_NO_WAIT)) ||
 	    (sqe->op == KVT_OP_COMMIT &&

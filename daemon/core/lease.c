@@ -878,7 +878,8 @@ static enum kvt_reason why_detached(const struct kvt_core *core,
 	if (lease->epoch != core->arena->epoch)
 		return KVT_REASON_EPOCH;
 	if (core->cut_leases && kvt_path_detached(core, lease->node))
-		return KVT_REASON_DETACHED;
+		return kvt_path_damaged(core, lease->node) ? KVT_REASON_DAMAGED :
+							     KVT_REASON_DETACHED;
 	return KVT_REASON_NONE;
 }
 

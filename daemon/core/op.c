@@ -331,6 +331,7 @@ int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 		      uint64_t root_key, const uint32_t *keys, uint32_t n_keys,
 		      bool *ret_removed)
 {
+	uint32_t damaged = op->sqe->flags & KVT_F_DAMAGED ? KVT_NODE_DAMAGED : 0;
 	uint32_t pages = n_keys / core->ps, in_node;
 	struct kvt_walk walk;
 	struct kvt_need need = { .split = 1 };
@@ -357,7 +358,8 @@ int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 			kvt_node_split(core, walk.node, in_node);
 		}
 	}
-	kvt_detach(core, walk.node, KVT_NODE_REMOVED);
+	op->cqe->remove.lock_ref = core->nodes[walk.node].lock_ref;
+	kvt_detach(core, walk.node, KVT_NODE_REMOVED | damaged);
 	*ret_removed = true;
 	return 0;
 }

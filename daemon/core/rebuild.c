@@ -74,7 +74,7 @@ static struct kvt_sort *sort(struct kvt_core *core, uint32_t n)
 static void forget_node(struct kvt_node *node)
 {
 	const uint32_t facts = KVT_NODE_LIVE | KVT_NODE_ROOT | KVT_NODE_DETACHED | KVT_NODE_KEYED |
-			       KVT_NODE_WHY;
+			       KVT_NODE_WHY | KVT_NODE_DAMAGED;
 
 	if (node->flags & ~facts)
 		KVT_SET(node->flags, node->flags & facts);
@@ -109,7 +109,8 @@ static int check_live_node(struct kvt_core *core, struct kvt_why *why, uint32_t 
 	bool root = node->flags & KVT_NODE_ROOT;
 	int reasons = __builtin_popcount(node->flags & KVT_NODE_WHY);
 
-	if (node->flags >= KVT_NODE_MADE_ROOM << 1 ||
+	if (node->flags >= KVT_NODE_DAMAGED << 1 ||
+	    (node->flags & KVT_NODE_DAMAGED && !(node->flags & KVT_NODE_REMOVED)) ||
 	    reasons != ((node->flags & KVT_NODE_DETACHED) != 0))
 		return kvt_unclean(why, "node %u has flags %x", id, node->flags);
 	if (node->namespace_id == 0 || node->namespace_id >= core->config.max_namespaces)

@@ -659,6 +659,13 @@ bool kvt_path_detached(const struct kvt_core *core, uint32_t id)
 	return false;
 }
 
+bool kvt_path_damaged(const struct kvt_core *core, uint32_t id)
+{
+	while (id != KVT_NONE && !(core->nodes[id].flags & KVT_NODE_DAMAGED))
+		id = core->nodes[id].parent;
+	return id != KVT_NONE;
+}
+
 void kvt_path_pages(const struct kvt_core *core, uint32_t id, uint32_t pages, uint32_t *list)
 {
 	for (; id != KVT_NONE && pages > 0; id = core->nodes[id].parent) {

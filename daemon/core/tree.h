@@ -55,6 +55,8 @@ void kvt_path_count_use(struct kvt_core *core, uint32_t node);
 void kvt_path_raise(struct kvt_core *core, uint32_t node, int32_t priority, uint64_t expiry_ns);
 /** True if the path to a node is detached, or of an earlier epoch. */
 bool kvt_path_detached(const struct kvt_core *core, uint32_t node);
+/** True if a page of the path was removed because it was written after it was sealed. */
+bool kvt_path_damaged(const struct kvt_core *core, uint32_t node);
 /** Copy the pages [0, pages) of the path to `node` into list. */
 void kvt_path_pages(const struct kvt_core *core, uint32_t node, uint32_t pages, uint32_t *list);
 /** The page in front of page `at` of a node's run; 0 at a root, or if the path above is gone. */

@@ -406,13 +406,23 @@ int lease_begin(struct kvt_oracle *o)
 
 /* ---- COMMIT ---- */
 
+static bool path_is_damaged(const struct kvt_oracle *o, const struct model_lease *lease)
+{
+	const struct model_node *node = model_node(o, lease->node);
+
+	while (node && !node->damaged)
+		node = model_node(o, node->parent);
+	return node;
+}
+
 /* True if other sessions can find the lease's path. */
 static int path_is_attached(struct kvt_oracle *o, const struct model_lease *lease)
 {
 	if (lease->epoch != o->epoch)
 		return run_refuse(o, -ESTALE, KVT_REASON_EPOCH, lease->computed);
 	if (lease->node && o->nodes[lease->node]->detached)
-		return run_refuse(o, -ESTALE, KVT_REASON_DETACHED, lease->computed);
+		return run_refuse(o, -ESTALE, path_is_damaged(o, lease) ? KVT_REASON_DAMAGED :
+				  KVT_REASON_DETACHED, lease->computed);
 	return 0;
 }
 

@@ -31,6 +31,7 @@ struct model_node {
 	uint64_t root_key; /* of its path */
 	bool detached; /* this node or an ancestor was detached */
 	uint32_t why;  /* then: one of KVT_NODE_WHY */
+	bool damaged;  /* and this is the top, whose first page is not as it was sealed */
 	bool top;      /* this node was: `parent` only leads its locks up */
 	uint32_t start; /* pages above the node */
 	uint32_t n;

@@ -36,7 +36,7 @@ static const struct op_rule rules[KVT_OP_COUNT] = {
 	[KVT_OP_EXTEND] = { .flags = KVT_F_OWN_STREAM, .keys = 1, .list = 1, .arg = 1, .lease = 1 },
 	[KVT_OP_END] = { .flags = KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_COMMIT, .keys = 1, .arg = 1,
 			 .lease = 1, .fence = 1 },
-	[KVT_OP_REMOVE] = { .flags = KVT_F_ROOT_KEY, .ns = 1, .keys = 1 },
+	[KVT_OP_REMOVE] = { .flags = KVT_F_ROOT_KEY | KVT_F_DAMAGED, .ns = 1, .keys = 1 },
 	[KVT_OP_PAGE] = { .arg = 1 },
 	[KVT_OP_EVICT] = { .arg = 1 },
 	[KVT_OP_STATS] = { .list = 1 },
@@ -465,8 +465,9 @@ static int bad_entry(struct kvt_oracle *o, const struct kvt_sqe *sqe)
 	if (((sqe->flags & KVT_F_NO_LIST) && !(sqe->flags & KVT_F_KEEP)) ||
 	    ((sqe->flags & KVT_F_SIDES) && !(sqe->flags & KVT_F_NO_LIST)))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
-	if ((sqe->flags & KVT_F_ROOT_KEY) && (sqe->node != 0 || (sqe->op == KVT_OP_REMOVE &&
-								 sqe->n_keys == 0)))
+	if ((sqe->flags & KVT_F_ROOT_KEY) && sqe->node != 0)
+		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
+	if (sqe->op == KVT_OP_REMOVE && sqe->flags && sqe->n_keys == 0)
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);
 	if ((sqe->flags & KVT_F_WAIT) && (sqe->flags & KVT_F_NO_WAIT))
 		return run_refuse(o, -EINVAL, KVT_REASON_BAD_FLAGS, 0);

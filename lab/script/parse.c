@@ -55,7 +55,7 @@ static const struct {
 	{ "no_wait", KVT_F_NO_WAIT },
 	{ "shorter", KVT_F_SHORTER }, { "no_list", KVT_F_NO_LIST },
 	{ "own_stream", KVT_F_OWN_STREAM }, { "no_pages", KVT_F_NO_PAGES },
-	{ "uncounted", KVT_F_UNCOUNTED },
+	{ "uncounted", KVT_F_UNCOUNTED }, { "damaged", KVT_F_DAMAGED },
 };
 
 /* The text to parse, and the place of its error message. */
@@ -385,8 +385,8 @@ static int argument_parse(struct reader *reader, struct word word)
 			return 0;
 		}
 		return refuse(reader, "'%.*s' is neither NAME=VALUE nor a flag; flags: lock "
-			      "no_touch chunked keep full force_miss wait no_wait others shorter "
-			      "no_list own_stream no_pages uncounted", shown(word), word.at);
+			      "no_touch chunked keep full force_miss wait no_wait shorter no_list "
+			      "own_stream no_pages uncounted damaged", shown(word), word.at);
 	}
 	for (int i = 0; i < KVT_PARAMETER_COUNT; i++) {
 		if (!word_is(name, parameters[i].name))

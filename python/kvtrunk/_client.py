@@ -414,20 +414,23 @@ class Namespace(Owner):
         twins = words_of(got.native.answer.twins, 2 * got.native.answer.n_twins)
         return list(zip(twins[::2], twins[1::2]))
 
-    def remove(self, tokens: Tokens) -> None:
-        """Forget the last page of this prefix and all behind it. ValueError: no tokens."""
+    def remove(self, tokens: Tokens, *, damaged: bool = False) -> None:
+        """Forget the last page of this prefix and all behind it. damaged: that page was written
+        after it was sealed, so commits of sequences that hold it raise Stale with the reason
+        "damaged". ValueError: no tokens."""
         keys, n = keys_of(tokens)
         if not n:
             raise ValueError("no tokens to remove; remove_all() forgets the whole namespace")
-        self._remove(keys, n)
+        self._remove(keys, n, lib.KVT_F_DAMAGED if damaged else 0)
 
     def remove_all(self) -> None:
         """Forget the whole namespace, with all its roots. InvalidArgument: this is a root."""
         self._remove(ffi.NULL, 0)
 
-    def _remove(self, keys: Any, n: int) -> None:
+    def _remove(self, keys: Any, n: int, flags: int = 0) -> None:
         client = self._client
-        request, result = self._request(lib.KVT_OP_REMOVE, keys, n), ffi.new("struct kvt_result *")
+        request = self._request(lib.KVT_OP_REMOVE, keys, n, flags)
+        result = ffi.new("struct kvt_result *")
         with client._lock:
             client._check(lib.kvt_call(client._open(), request, result))
 

@@ -46,7 +46,7 @@ class QuotaExceeded(Error):
 
 class Stale(Error):
     """ESTALE: the prefix was reset, removed or expired. A sequence continues with its pages, and
-    shares nothing more."""
+    shares nothing more; if `reason` is "damaged", what it computed is wrong: end it, begin again."""
 
 
 class ConnectionLost(Error, ConnectionError):

@@ -120,7 +120,7 @@ static const struct {
 	[KVT_OP_COMMIT] = { LEASE | ARG | FENCE | LIST_, KVT_F_CHUNKED | KVT_F_KEEP | KVT_F_SIDES },
 	[KVT_OP_EXTEND] = { LEASE | ARG | LIST_, KVT_F_OWN_STREAM },
 	[KVT_OP_END] = { LEASE | FENCE, 0 },
-	[KVT_OP_REMOVE] = { NS | KEYS_, 0 },
+	[KVT_OP_REMOVE] = { NS | KEYS_, KVT_F_DAMAGED },
 	[KVT_OP_PAGE] = { ARG, 0 },
 	[KVT_OP_EVICT] = { ARG, 0 },
 	[KVT_OP_STATS] = { LIST_, 0 },

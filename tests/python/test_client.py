@@ -402,13 +402,14 @@ def test_a_session_that_no_successor_continues_is_lost_whatever_the_errno():
     assert type(_errors.from_error(error, error.code, attach=True)) is kvtrunk.Stale
 
 
-def test_stale_sequences_continue_alone(client, ns):
+@pytest.mark.parametrize("damaged, reason", [(False, "detached"), (True, "damaged")])
+def test_stale_sequences_continue_alone(client, ns, damaged, reason):
     with ns.begin(range(64)) as seq:
         seq.commit(32)
-        ns.remove(range(16))
+        ns.remove(range(16), damaged=damaged)
         with pytest.raises(kvtrunk.Stale) as caught:
             seq.commit(64)
-        assert caught.value.errno == errno.ESTALE
+        assert (caught.value.errno, caught.value.reason) == (errno.ESTALE, reason)
         assert seq.next == 64 and len(seq.pages) == 4
     handle = None
     with ns.begin(range(64)) as seq:

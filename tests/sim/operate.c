@@ -592,6 +592,8 @@ static void op_remove(struct shot *shot)
 		shot->sqe.n_keys = sim_between(shot->sim, 1, shot->sqe.n_keys);
 	if (sim_chance(shot->sim, shot->sim->gentle ? 5 : 50))
 		shot->sqe.n_keys = 0;
+	else if (sim_chance(shot->sim, 300))
+		shot->sqe.flags |= KVT_F_DAMAGED;
 }
 
 static void op_leave(struct shot *shot)
