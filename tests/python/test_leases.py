@@ -12,6 +12,7 @@ import stores
 
 from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
 from kvtrunk._stall import LOST_S
+from kvtrunk.sglang import _leases
 from kvtrunk.sglang._leases import DECODE_POSITIONS, Leases
 
 PAGE, PAGES, WORD = 16, 64, 3
@@ -45,6 +46,7 @@ class Engine:
 @pytest.fixture
 def engines(monkeypatch):
     monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")
+    monkeypatch.setattr(_leases, "PATIENCE_S", 60.0)  # on a busy machine a daemon answers late
     with testing.daemon(page_size=PAGE, n_pages=PAGES) as daemon:
         made = [Engine(daemon), Engine(daemon)]
         yield made
@@ -507,6 +509,7 @@ def stopped(engines, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(a.leases.ring._stall, "_clock", clock)
     lease = a.begin("one", 100)
+    monkeypatch.setattr(_leases, "PATIENCE_S", 0.01)
     pid = a.client.info.daemon_pid
     stores.freeze(pid)
     yield a, lease, clock
