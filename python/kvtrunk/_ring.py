@@ -37,6 +37,7 @@ WAIT_MS = 30_000
 """How long a request is held back at most for what another process computes of it."""
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
+_NO_PAGES: int = lib.KVT_F_NO_PAGES
 _FULL: int = lib.KVT_F_FULL
 _OWN_STREAM: int = lib.KVT_F_OWN_STREAM
 _OWN_TABLE: int = lib.KVT_F_KEEP | lib.KVT_F_NO_LIST
@@ -52,7 +53,8 @@ class Begun(NamedTuple):
     """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space. `sides`:
     by kind, the side pages of the last reusable pages, in path order. `matched`: positions that are
     cached; `announced`: those behind them that others compute. A point where both end, if that is
-    above `reusable`, would let the next such prompt continue there."""
+    above `reusable`, would let the next such prompt continue there. `known`: positions whose keys the
+    daemon took; a commit brings the others."""
 
     lease: Optional[Lease]
     pages: list[int]
@@ -61,6 +63,7 @@ class Begun(NamedTuple):
     matched: int = 0
     sides: tuple[list[int], ...] = ()
     announced: int = 0
+    known: int = 0
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -120,8 +123,9 @@ class Ring(Owner):
             collections.deque())
         self._retired: list[int] = []
         self._sides: list[int] = []
-        self._pending: dict[int, float] = {}
-        """Operations whose answer did not come in time: since when, by ticket."""
+        self._pending: dict[int, tuple[float, int]] = {}
+        """Operations whose answer did not come in time: since when, and with how many keys, by
+        ticket."""
         self._begun: dict[int, Begun] = {}
         """What became of BEGINs that were answered since."""
         self._given: dict[int, list[int]] = {}
@@ -170,7 +174,8 @@ class Ring(Owner):
                 self._take(many[i])
                 lib.kvt_result_release(handle, ffi.addressof(many, i))
         if self._pending:
-            self._stall.look(next(iter(self._pending.values())))
+            since, _ = next(iter(self._pending.values()))
+            self._stall.look(since)
 
     def _take(self, answer: Any) -> None:
         """One that nobody waits for."""
@@ -181,20 +186,20 @@ class Ring(Owner):
             late = answer.state == lib.KVT_NOTICE_DEADLINE
             self._notice(ticket, 0 if late else WAIT_MS)
         elif ticket in self._pending:
-            del self._pending[ticket]
+            _, n_keys = self._pending.pop(ticket)
             self._stall.answered()
             if answer.op == lib.KVT_OP_BEGIN:
-                self._began_late(ticket, answer)
+                self._began_late(ticket, answer, n_keys)
         else:
             self._done(answer)
 
-    def _began_late(self, ticket: int, answer: Any) -> None:
+    def _began_late(self, ticket: int, answer: Any, n_keys: int) -> None:
         if answer.error == -errno.EAGAIN and answer.reason == lib.KVT_REASON_ANNOUNCED:
             return  # its notice follows
         if answer.error == 0:
-            pages = ffi.unpack(answer.pages, answer.n_pages)
+            pages = ffi.unpack(answer.pages, answer.n_pages) if answer.n_pages else []
             sides = ffi.unpack(answer.sides, answer.n_sides) if answer.n_sides else []
-            begun = self._begun_of(answer, pages, sides)
+            begun = self._begun_of(answer, pages, sides, n_keys)
             if ticket in self._given_up:
                 self._late.append((self._end, (begun.lease, None, 0, ())))
             else:
@@ -262,7 +267,7 @@ class Ring(Owner):
                     self._take(result)
                     lib.kvt_result_release(self._handle, result)
             if not self._await(ticket, since, patience_ns):
-                self._pending[ticket] = since
+                self._pending[ticket] = since, request.n_keys
                 return _LATE, []
             code = result.error
             if code != -errno.ENOBUFS or request.list_capacity or not result.needed:
@@ -354,18 +359,18 @@ class Ring(Owner):
 
     @_whole
     def begin(self, namespace: int, keys: Any, extra: int, *, force_miss: bool,
-              wait_ms: int, root_key: int = 0, full: bool = False, point: int = 0,
-              min_positions: int = 0, patience_s: float = 0.0) -> Begun:
+              wait_ms: int, root_key: int = 0, full: bool = False, no_pages: bool = False,
+              point: int = 0, min_positions: int = 0, patience_s: float = 0.0) -> Begun:
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
-        back for what others compute of it; 0: not at all. full: reuse up to the last key. point:
-        where a commit will attach side pages. min_positions: see Namespace.begin(). patience_s:
-        without an answer for so long it is held back, too; then begun() has what became of it.
-        0: wait.
+        back for what others compute of it; 0: not at all. full: reuse up to the last key. no_pages,
+        point, min_positions: see Namespace.begin(); without pages it may begin with fewer keys.
+        patience_s: without an answer for so long it is held back, too; then begun() has what became
+        of it. 0: wait.
         ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
         request.point, request.min_positions = point, min_positions
-        request.flags = _OWN_STREAM | _FULL if full else _OWN_STREAM
+        request.flags = _OWN_STREAM | (_FULL if full else 0) | (_NO_PAGES if no_pages else 0)
         if force_miss:
             request.flags |= lib.KVT_F_FORCE_MISS
         elif wait_ms:
@@ -373,19 +378,33 @@ class Ring(Owner):
             request.ttl_ms = wait_ms
         ticket = self._new_ticket()
         code, pages = self._call(int(patience_s * 1e9))
+        while code in _NO_SPACE and self._take_keys():
+            ticket = self._new_ticket()
+            code, pages = self._call(int(patience_s * 1e9))
         if code in _NO_SPACE and self._give_back():
             return self.begin(namespace, keys, extra, force_miss=force_miss, wait_ms=wait_ms,
-                              root_key=root_key, full=full, point=point,
+                              root_key=root_key, full=full, no_pages=no_pages, point=point,
                               min_positions=min_positions, patience_s=patience_s)
         if code:
             self._say_limit(code)
             return Begun(None, [], 0, ticket if code in (-errno.EAGAIN, _LATE) else 0)
-        return self._begun_of(self._result, pages, self._sides)
+        return self._begun_of(self._result, pages, self._sides, request.n_keys)
 
-    def _begun_of(self, answer: Any, pages: list[int], sides: list[int]) -> Begun:
+    def _take_keys(self) -> bool:
+        """If a BEGIN without pages was refused for want of slots, take away the keys that have none.
+        What is left may be reused whole, because keys follow."""
+        request, result = self._request, self._result
+        fit = result.available * self.client.info.page_size
+        if result.reason != lib.KVT_REASON_SLOTS or fit >= request.n_keys:
+            return False
+        request.n_keys, request.flags = fit, request.flags | _FULL
+        request.min_positions = min(request.min_positions, fit)
+        return True
+
+    def _begun_of(self, answer: Any, pages: list[int], sides: list[int], n_keys: int) -> Begun:
         return Begun((answer.lease.index, answer.lease.generation), pages, answer.reusable, 0,
                      answer.matched, tuple(by_kind(self.client, sides, answer.reusable)),
-                     answer.announced)
+                     answer.announced, n_keys)
 
     @_whole
     def begun(self, ticket: int) -> Optional[Begun]:
@@ -404,7 +423,7 @@ class Ring(Owner):
             self._clear(lib.KVT_OP_NOP)  # its answer tells the end of the stall
             ticket = self._new_ticket()
             if self._submit():
-                self._pending[ticket] = since
+                self._pending[ticket] = since, 0
             raise Stalled(str(error), errno=error.errno) from None
         finally:
             lib.kvt_client_set_timeout(self._handle, self._stall.lost_ns)

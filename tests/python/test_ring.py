@@ -148,6 +148,20 @@ def test_a_full_pool_is_not_a_notice(ring):
     assert ring.extend(begun.lease, 300) is None and len(ring.extend(begun.lease, 3)) == 3
 
 
+def test_a_begin_without_pages_takes_the_keys_that_have_slots(ring):
+    """And commits bring the others."""
+    half, prompt = 128, keys(128 * PAGE)
+    begun = begin(ring, half * PAGE, no_pages=True)
+    assert begun.pages == [] and 0 < begun.known < half * PAGE and begun.known % PAGE == 0
+    assert in_use(ring) == 0 and begin(ring, 3 * PAGE, wait_ms=30000).lease  # nobody waits for it
+    assert len(ring.extend(begun.lease, half)) == half
+    assert ring.commit(begun.lease, half * PAGE, prompt[begun.known:], None, False)
+    ring.end(begun.lease, None)
+    assert ring.reap() == []
+    again = begin(ring, half * PAGE, no_pages=True, full=True)
+    assert (again.reusable, again.known, len(again.pages)) == (half * PAGE, half * PAGE, half)
+
+
 def test_pages_behind_a_fence_are_the_schedulers_at_once(daemon, ring):
     with daemon.connect(any_geometry=True) as other:
         victim, runs = begin(ring, 16), begin(ring, 32, 1)

@@ -64,6 +64,21 @@ def test_a_begin_does_not_wait_for_a_stopped_daemon(client):
     assert said == []
 
 
+def test_a_late_begin_without_pages_tells_which_keys_it_took(client):
+    ring, _ = make(client, [])
+    begun = begin(ring, 32 * 16, no_pages=True)
+    assert begun.known < 32 * 16  # there is no other slot
+    with stopped(client):
+        late = begin(ring, 16, seed=1, no_pages=True, patience_s=SOON_S)
+    reap_until(ring, lambda: not ring.is_stalled())
+    assert ring.notice(late.ticket) == WAIT_MS and ring.begun(late.ticket) is None
+    ring.end(begun.lease, None)
+    with stopped(client):
+        late = begin(ring, 40, seed=1, no_pages=True, patience_s=SOON_S)
+    reap_until(ring, lambda: not ring.is_stalled())
+    assert ring.notice(late.ticket) == WAIT_MS and ring.begun(late.ticket).known == 40
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_begin_that_is_given_up_holds_nothing(client, answered):
     ring, _ = make(client, [])

@@ -119,6 +119,8 @@ class Engine:
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
         self._limits = (vllm_config.scheduler_config.max_num_seqs,
                         vllm_config.model_config.max_model_len)
+        self.whole: bool = vllm_config.scheduler_config.scheduler_reserve_full_isl
+        """Whether a request begins when the pool has pages for all its tokens."""
         self.batches: int = vllm_config.max_concurrent_batches
         """Steps in flight at most."""
         parallel = vllm_config.parallel_config

@@ -331,11 +331,12 @@ class Sides:
             prefill_end=end if self._coordinator.retention_interval == 0 else 0)
             for each, blocks in zip(self._managers, side_values(found, self.main)))
 
-    def fits(self, request: Any, tokens: int, found: Blocks, computed: int, least: int,
-             kept: int) -> bool:
-        """Whether the pool has room for the whole request, and for `least` side pages, and leaves
-        `kept` pages."""
-        needed = max(least, self._needed(request, tokens, found, computed, True)) + kept
+    def fits(self, request: Any, tokens: int, found: Blocks, computed: int, whole: bool,
+             least: int, kept: int) -> bool:
+        """Whether the pool has room for so many positions, or for the whole request, and for `least`
+        side pages, and leaves `kept` pages."""
+        needed = max(least, self._needed(request, request.num_tokens if whole else tokens, found,
+                                         computed, whole)) + kept
         return needed <= self.pool.stocked() or needed <= self.pool.get_num_free_blocks()
 
     def reserve(self, request: Any, tokens: int, found: Blocks, computed: int) -> bool:

@@ -159,9 +159,6 @@ OPTIONS: tuple[Rule, ...] = (
      "--enable-return-routed-experts"),
     (lambda c: c.observability_config.kv_cache_metrics,
      "the pool's blocks are the daemon's, whose metrics kvtmetricsd has: remove --kv-cache-metrics"),
-    (lambda c: not c.scheduler_config.scheduler_reserve_full_isl,
-     "a request begins when the pool has pages for its whole prompt: remove "
-     "--no-scheduler-reserve-full-isl"),
     (lambda c: c.model_config.enable_sleep_mode,
      "sleep mode is not supported: remove --enable-sleep-mode"),
     (lambda c: c.model_config.is_multimodal_model

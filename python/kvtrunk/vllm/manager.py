@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KVCacheManager on kvtrunk's pool: page numbers are block ids, page 0 is the null block.
 
-Life of a request: get_computed_blocks() begins it with all its tokens and gets pages for them.
-allocate_slots() hands the page table out, a step's blocks at a time, and extends it. The end of
+Life of a request: get_computed_blocks() begins it with all its tokens and gets pages for them, or
+none with --no-scheduler-reserve-full-isl. allocate_slots() hands the page table out, a step's blocks
+at a time, and extends it. The end of
 schedule() commits what the step computes, behind a fence that is the step's number: vLLM counts
 blocks as cached before they are computed, which across processes would be wrong. The step's output
 raises the fence. free() ends the lease behind the last scheduled step; nothing waits for it.
@@ -217,21 +218,22 @@ class KvtrunkKVCacheManager(KVCacheManager):
         request, engine = state.request, self.engine
         engine.ring.announce(True)
         namespace = None if state.alone else self._namespace(state)
-        known = request.num_tokens
-        if state.sides_first and self.sides is not None:
+        known, no_pages = request.num_tokens, not self._is_whole(state)
+        if state.sides_first and self.sides is not None and not no_pages:
             self.sides.pool.reserve(self._most_sides(request))  # its match has to give way
         if namespace is None:
             state.shared = False
-            begun = begun or engine.ring.begin(engine.nobody, _NO_KEYS, known,
-                                               force_miss=False, wait_ms=0, patience_s=PATIENCE_S)
+            begun = begun or engine.ring.begin(
+                engine.nobody, _NO_KEYS, 0 if no_pages else known, force_miss=False, wait_ms=0,
+                no_pages=no_pages, patience_s=PATIENCE_S)
         elif begun is None:
             miss = not self.prefix_cache_lookup_enabled(request)
             behind = self._behind
             assert state.keys is not None
             begun = engine.ring.begin(
-                namespace, self._prompt(state), behind, force_miss=miss,
+                namespace, self._prompt(state), 0 if no_pages else behind, force_miss=miss,
                 wait_ms=state.wait_ms, root_key=state.keys.root(), full=behind > 0,
-                patience_s=PATIENCE_S,
+                no_pages=no_pages, patience_s=PATIENCE_S,
                 min_positions=min(self.engine.min_positions, known - behind),
                 point=JUNCTION if self.sides is not None and not miss else 0)
         if begun.lease is None:
@@ -245,7 +247,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._begun.append(state)
         state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
         state.prompt = None
-        state.known = known - self._behind if state.shared else 0
+        state.known = begun.known
         state.committed = begun.reusable // self.page_size
         if begun.reusable:
             self._report(state)
@@ -373,12 +375,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
         kept = self.watermark_blocks if state.told == 0 and has_scheduled_reqs else 0
-        if kept and self.sides is None and not self._has_free(kept):
-            return None
         need = -(-min(total, self.max_model_len) // self.page_size)
-        if need > len(state.table) and not self._extend(state, need - len(state.table)):
-            if state.told == 0:
-                self._refused(state)
+        missing = max(0, need - len(state.table))
+        if kept and self.sides is None and not self._has_free(missing + kept):
+            return None
+        if missing and not self._extend(state, missing):
+            self._found_no_room(state)
             return None
         if self.sides is not None:
             computed = request.num_computed_tokens + num_new_computed_tokens
@@ -391,15 +393,26 @@ class KvtrunkKVCacheManager(KVCacheManager):
         told, state.told, state.room = state.told, need, need * self.page_size
         return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
 
-    def _has_free(self, kept: int) -> bool:
-        """Whether the pool has so many pages (--watermark) for running requests beside what this one
-        has."""
+    def _is_whole(self, state: State) -> bool:
+        """Whether a request begins with pages for all its tokens: if vLLM wants that, or if it is
+        alone and had no room, because only such a BEGIN makes its match give way."""
+        return (self.engine.whole or self.sides is not None and state.sides_first and
+                not self._running())
+
+    def _found_no_room(self, state: State) -> None:
+        """A request that has no block cannot have the first ones."""
+        if state.told == 0:
+            self._refused(state)
+            state.sides_first |= not self._running()
+
+    def _has_free(self, n: int) -> bool:
+        """Whether the pool has n pages beside what this request has: --watermark."""
         try:
             found = self.engine.ring.client.counters()
         except (ConnectionLost, Stale) as error:
             self._lose(error)
             return False
-        return bool(found.free_pages + found.evictable_pages + self.engine.ring.stocked >= kept)
+        return bool(found.free_pages + found.evictable_pages + self.engine.ring.stocked >= n)
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
                         whole: bool, kept: int) -> Optional[KVCacheBlocks]:
@@ -410,13 +423,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         processed = max(0, computed - request.num_in_flight_tokens)
         try:
             sides.skip(request.request_id, processed)
-            alone = state.told == 0 and not self._running()
-            if (whole and not sides.fits(request, request.num_tokens, found.blocks, computed,
-                                         self._most_sides(request) if alone else 0, kept) or
+            whole = whole or state.told == 0 and self._is_whole(state)
+            least = self._most_sides(request) if whole and not self._running() else 0
+            if ((whole or kept) and not sides.fits(request, total, found.blocks, computed, whole,
+                                                   least, kept) or
                     not self._reserve(state, total, found, computed)):
-                if state.told == 0:
-                    self._refused(state)
-                    state.sides_first |= alone
+                self._found_no_room(state)
                 return None
         except (ConnectionLost, Stale) as error:
             self._lose(error)

@@ -8,6 +8,15 @@ from engine import all_pages_are_back, counters, prompt, until
 from measure_step import Scheduler, specs, trailing
 
 from kvtrunk import testing
+from kvtrunk.vllm import _engine, manager
+
+
+@pytest.fixture(autouse=True)
+def each_step(monkeypatch):
+    """However busy the machine is, a step looks at each request, and its BEGIN has an answer."""
+    monkeypatch.setattr(manager, "RETRY_S", 0.0)
+    for module in manager, _engine:
+        monkeypatch.setattr(module, "PATIENCE_S", 60.0)
 
 
 @pytest.fixture
@@ -21,8 +30,6 @@ def engine(folder, monkeypatch):
 
 def test_space_that_comes_while_a_request_is_admitted_waits_for_the_next_step(folder, monkeypatch):
     """Else vLLM would compute from the first token, on pages that others read."""
-    from kvtrunk.vllm import manager as module
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
     with testing.daemon(**geometry(n_pages=12, max_private_pages=12)) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engine = Scheduler(folder, True, pages=12, max_model_len=8 * PAGE)
@@ -118,15 +125,48 @@ def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkey
     assert running == {False: most, True: most}
 
 
+# The first request has 5 pages and more while it runs. Of the second's 8 pages 2 come with each step.
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("windows, states, pages", [((), 0, 12), ((64,), 0, 18), ((), 2, 17)],
+                         ids=["alone", "windows", "states"])
+def test_a_prompt_larger_than_the_room_begins_where_stock_begins_it(folder, monkeypatch, windows,
+                                                                    states, pages, whole):
+    """And waits where that waits: --no-scheduler-reserve-full-isl. Once it is preempted a model with
+    side pages has less room here: it locks what it published, and cannot continue behind that."""
+    groups, begun = (PAGE, windows, states), {}
+    for shared in False, True:
+        with testing.daemon(**geometry(n_pages=pages, max_private_pages=pages,
+                                       sides=trailing(*groups))) as daemon:
+            monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+            engine = Scheduler(folder, shared, pages=pages, max_model_len=10 * PAGE,
+                               sides=specs(*groups), max_num_batched_tokens=2 * PAGE,
+                               scheduler_reserve_full_isl=whole)
+            first, second = (engine.request(name, prompt(seed, n * PAGE), 3 * PAGE)
+                             for seed, (name, n) in enumerate((("first", 4), ("second", 8))))
+            engine.theirs.add_request(first)
+            for _ in range(4):
+                engine.finish(engine.theirs.schedule())
+            engine.theirs.add_request(second)
+            begun[shared] = []
+            while not first.is_finished() and not (second.num_preemptions and (windows or states)):
+                engine.finish(engine.theirs.schedule())
+                begun[shared].append(second.num_computed_tokens)
+            engine.run([])
+            engine.theirs.shutdown()
+    assert begun[True] == begun[False]
+    assert any(begun[True]) is not whole
+
+
 @pytest.mark.parametrize("groups", [(PAGE, (), 0), (PAGE, (128,), 0), (PAGE, (), 3)],
                          ids=["alone", "windows", "states"])
-def test_a_prompt_of_half_the_pool_is_served_and_reused(folder, monkeypatch, groups):
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in chunks"])
+def test_a_prompt_of_half_the_pool_is_served_and_reused(folder, monkeypatch, groups, whole):
     pages, half = 128, 64 * PAGE
     with testing.daemon(**geometry(n_pages=pages, max_private_pages=pages,
                                    sides=trailing(*groups))) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engine = Scheduler(folder, True, pages=pages, max_model_len=half + PAGE,
-                           max_num_batched_tokens=512,
+                           max_num_batched_tokens=512, scheduler_reserve_full_isl=whole,
                            sides=specs(*groups))
         for i, reused in enumerate((0, half)):
             before = engine.reused
@@ -147,8 +187,6 @@ def test_what_the_pool_has_counts_as_no_external_cache(engine):
 
 def test_a_request_that_finds_no_room_is_counted_once_by_its_reason(folder, monkeypatch):
     """However often vLLM looks at it; in vLLM's statistics, its log and its metrics."""
-    from kvtrunk.vllm import manager as module
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
     with testing.daemon(**geometry(n_pages=12, max_private_pages=12)) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engine, other = (Scheduler(folder, True, pages=12, max_model_len=8 * PAGE)

@@ -41,6 +41,8 @@ class Kind:
     """Of a window, in a page."""
     checkpoints: int = 0
     """Blocks for a state that a step passes."""
+    whole: bool = True
+    """Whether a request begins when there is room for all of it."""
 
     @property
     def groups(self):
@@ -64,7 +66,9 @@ KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
          "windows of large pages": Kind(96, 72, 7, 300, 80, windows=(150, 97)),
          "states": Kind(544, 48, 6, 1200, 60, states=3),
          "states of many steps": Kind(100, 44, 8, 70, 100, states=3),
-         "states in passing": Kind(100, 44, 8, 350, 100, states=2, checkpoints=1)}
+         "states in passing": Kind(100, 44, 8, 350, 100, states=2, checkpoints=1),
+         "window in chunks": Kind(16, 72, 14, 72, 150, windows=(40,), whole=False),
+         "states in chunks": Kind(100, 44, 8, 70, 100, states=3, whole=False)}
 
 
 class Pool:
@@ -158,7 +162,7 @@ class Engine(life.Engine):
         super().__init__(
             folder, pool, chance, asynchronous, pages=kind.pages, page=kind.page,
             sides=measure_step.specs(*kind.groups, kind.checkpoints), retention=kind.retention,
-            max_num_seqs=6,
+            max_num_seqs=6, scheduler_reserve_full_isl=kind.whole,
             unit=kind.page // kind.blocks if kind.blocks > 1 else None,
             max_model_len=kind.longest * kind.page, max_num_batched_tokens=kind.budget)
         self.kind = kind
@@ -371,7 +375,8 @@ def ended(engines, chance):
 
 
 @pytest.mark.parametrize("n_engines, asynchronous", [(1, False), (1, True), (2, True)])
-@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps", "states in passing"])
+@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps", "states in passing",
+                                  "window in chunks", "states in chunks"])
 def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeypatch, name,
                                                                  n_engines, asynchronous):
     """Its lease locks what is cached of it, reused or not, and that may leave no room for its side

@@ -89,7 +89,6 @@ REFUSED = [
     ("observability_config.kv_cache_metrics", True, "--kv-cache-metrics"),
     ("aux_output_config.enable_return_routed_experts", True, "--enable-return-routed-experts"),
     ("model_config.runner_type", "pooling", "--runner"),
-    ("scheduler_config.scheduler_reserve_full_isl", False, "--no-scheduler-reserve-full-isl"),
     ("model_config.enable_sleep_mode", True, "--enable-sleep-mode"),
 ]
 
