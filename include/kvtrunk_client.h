@@ -200,7 +200,8 @@ int kvt_client_arm(struct kvt_client *client);
 
 /** A namespace isolates trees that must never match each other. Opening one twice gives the same
  * number. `digest` from kvt_namespace_digest() (kvtrunk_keys.h). `label` for people, may be NULL.
- * Errors: -ENOSPC max_namespaces, -EACCES policy, -ECONNRESET. */
+ * Errors: -ENOSPC all max_namespaces are open or locked, -EDQUOT this session has seven eighths of
+ * them open, -EACCES policy, -ECONNRESET. */
 int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
 		       const char *label, uint32_t *ret_namespace);
 

@@ -61,6 +61,7 @@ struct kvt_message_admin {
 	X(LEASES)                                                                                 \
 	X(NODES)                                                                                  \
 	X(SLOTS)                                                                                  \
+	X(LIMIT_NAMESPACES)                                                                       \
 	X(DRAINING)
 
 enum kvt_refusal {
@@ -85,7 +86,7 @@ static inline uint32_t kvt_refusal_of(uint32_t reason)
 }
 
 /** What a session, or all in a namespace, asked for and got since it was opened. Of operations
- * without a namespace (ALLOC, LOCK) and of END, refusals are the session's alone. */
+ * without a namespace (ALLOC, LOCK), of END and of openings refusals are the session's alone. */
 struct kvt_tally {
 	uint64_t input_positions; /* keys of BEGIN */
 	uint64_t hit_positions;   /* of these: needed no prefill */

@@ -46,7 +46,9 @@ static void count_refused(struct verify *v, const struct kvt_record *record)
 {
 	uint32_t reason = record->cqe.reason;
 
-	if (record->kind != KVT_REC_OP || record->cqe.result == 0)
+	if (record->kind == KVT_REC_NAMESPACE && record->value == 0)
+		reason = KVT_REASON_LIMIT_NAMESPACES;
+	else if (record->kind != KVT_REC_OP || record->cqe.result == 0)
 		return;
 	v->refused++;
 	v->reasons[reason < KVT_REASON_COUNT ? reason : 0]++;

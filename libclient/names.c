@@ -127,6 +127,9 @@ static const struct {
 	[KVT_REASON_SLOTS] = { "slots",
 		"more pages without a page behind them were announced than there are places: begin "
 		"with the keys of as many pages as are available, and COMMIT the others" },
+	[KVT_REASON_LIMIT_NAMESPACES] = { "max_namespaces",
+		"all namespaces are open or locked, or this session has its most open: close some, "
+		"or raise max_namespaces" },
 };
 _Static_assert(sizeof(reasons) / sizeof(reasons[0]) == KVT_REASON_COUNT, "a row for each reason");
 

@@ -430,7 +430,10 @@ static int ask_namespace(struct kvt_client *client, struct kvt_message_namespace
 		return kvt_client_fail(client, -EPROTO, 0, "namespace: %d bytes in the answer",
 				       rc);
 	if (answer->head.result < 0)
-		return kvt_client_fail(client, answer->head.result, KVT_REASON_NAMESPACE,
+		return kvt_client_fail(client, answer->head.result,
+				       answer->head.result == -ENOSPC ||
+				       answer->head.result == -EDQUOT ?
+					       KVT_REASON_LIMIT_NAMESPACES : KVT_REASON_NAMESPACE,
 				       "namespace: %s: %.*s",
 				       kvt_errno_name(answer->head.result),
 				       (int)sizeof(answer->text), answer->text);

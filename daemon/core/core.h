@@ -193,7 +193,7 @@ static inline uint32_t kvt_core_members(const struct kvt_core_config *config)
 
 /** Open a namespace for a session (0: for an observer, nothing is counted; -ENOENT if unknown).
  * Idempotent. kvt_core_namespace_make_room() goes before it. -ENOSPC: max_namespaces. -EDQUOT:
- * max_opened. */
+ * max_opened. Both are counted. */
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace);
 

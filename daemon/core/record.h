@@ -29,7 +29,8 @@ enum kvt_record_kind {
 	KVT_REC_SESSION = 3,   /* a session opened: session; value = uid << 32 | privileged */
 	KVT_REC_SIGN = 4,      /* signs reported for session: value = signs (enum), 0 = killed */
 	KVT_REC_NAMESPACE = 5, /* session opened a namespace: value = number | limit << 32, keys =
-				  digest. Session 0: its limit changed at a restart; no keys */
+				  digest; 0: refused for max_namespaces, or the session's part of
+				  it. Session 0: a limit changed at a restart; no keys */
 	KVT_REC_LEASE_LOST = 6, /* a dead session's lease lost its lock: value = lease index */
 	KVT_REC_QUARANTINE = 7, /* pages (in list) of a dead session went to quarantine */
 	KVT_REC_RELEASE = 8,   /* pages (in list) left quarantine and are free */

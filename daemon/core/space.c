@@ -143,6 +143,21 @@ bool kvt_space_victim(const struct kvt_core *core, uint32_t session, const uint6
 	return oldest != KVT_NONE;
 }
 
+/** Count an opening that is refused. Returns `error`. */
+static int refuse_namespace(struct kvt_core *core, uint32_t session, const uint32_t digest[4],
+			    uint64_t now_ns, int error)
+{
+	core->now_ns = now_ns;
+	kvt_record_start(core);
+	kvt_mutation_begin(core);
+	kvt_tally_refused(core, session, NULL, KVT_REASON_LIMIT_NAMESPACES);
+	core->record.keys = digest;
+	core->record.n_keys = 4;
+	kvt_record_emit(core, KVT_REC_NAMESPACE, session, 0);
+	kvt_mutation_end(core);
+	return error;
+}
+
 int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint64_t digest[2],
 			    const char *label, uint64_t now_ns, uint32_t *ret_namespace)
 {
@@ -158,9 +173,9 @@ int kvt_core_namespace_open(struct kvt_core *core, uint32_t session, const uint6
 		return 0;
 	}
 	if (at_limit(core, session))
-		return -EDQUOT;
+		return refuse_namespace(core, session, words, now_ns, -EDQUOT);
 	if (!id && !place)
-		return -ENOSPC;
+		return refuse_namespace(core, session, words, now_ns, -ENOSPC);
 	core->now_ns = now_ns;
 	kvt_record_start(core);
 	kvt_mutation_begin(core);

@@ -60,7 +60,7 @@ void kvt_tally_refused(struct kvt_core *core, uint32_t session, const struct kvt
 
 	if (row == KVT_REFUSAL_COUNT)
 		return;
-	id = namespace_of(core, sqe);
+	id = sqe ? namespace_of(core, sqe) : 0;
 	core->count->refusals++;
 	add(core, &kvt_tally_session(core, 0)->refused[row], 1);
 	add(core, &kvt_tally_session(core, session)->refused[row], 1);

@@ -35,7 +35,8 @@ void kvt_tally_begun(struct kvt_core *core, uint32_t session, uint32_t namespace
 		     uint32_t positions, uint32_t hits, uint32_t shared);
 /** Count pages that became cached. */
 void kvt_tally_sealed(struct kvt_core *core, uint32_t session, uint32_t namespace_id, uint32_t n);
-/** Count an operation that was refused, if its reason is one that is counted. */
+/** Count an operation that was refused, if its reason is one that is counted. `sqe` NULL: the
+ * session was to open a namespace. */
 void kvt_tally_refused(struct kvt_core *core, uint32_t session, const struct kvt_sqe *sqe,
 		       enum kvt_reason reason);
 

@@ -209,13 +209,62 @@ static int apply_session_gone(struct kvt_oracle *o, struct model_session *s, uin
 	return 0;
 }
 
+/* True if a namespace may be emptied: no session has it open or locks it. */
+static bool may_recycle(const struct kvt_oracle *o, uint32_t ns)
+{
+	const struct model_namespace *space = &o->namespaces[ns];
+
+	if (!space->used || space->opened)
+		return false;
+	for (uint32_t i = 0; i < o->n_live; i++)
+		if (o->nodes[o->live[i]]->namespace_id == ns && o->nodes[o->live[i]]->locks)
+			return false;
+	return true;
+}
+
+static uint32_t n_opened(const struct kvt_oracle *o, const struct model_session *s)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 1; i < o->config.max_namespaces; i++)
+		n += s->opened[i];
+	return n;
+}
+
+/* Check and count an opening that was refused: the session has its most open, or there is no place
+ * and none can be made. */
+static int apply_unopened(struct kvt_oracle *o, struct model_session *s)
+{
+	const struct kvt_record *record = o->run.record;
+	bool known = false, room = o->n_namespaces < o->config.max_namespaces - 1;
+
+	if (record->n_keys != 4)
+		return oracle_fail(o, "an opening was refused without a digest");
+	for (uint32_t i = 1; i < o->config.max_namespaces; i++) {
+		bool same = o->namespaces[i].used && memcmp(o->namespaces[i].digest, record->keys,
+							    sizeof(o->namespaces[i].digest)) == 0;
+
+		if (same && s->opened[i])
+			return oracle_fail(o, "namespace %u was refused, which is open", i);
+		known |= same;
+		room |= may_recycle(o, i);
+	}
+	if ((known || room) &&
+	    (!o->config.max_opened || n_opened(o, s) < o->config.max_opened))
+		return oracle_fail(o, "a namespace was refused to session %u, which may open it",
+				   record->session);
+	o->counters.refusals++;
+	o->refused[KVT_REFUSAL_LIMIT_NAMESPACES]++;
+	s->tally.refused[KVT_REFUSAL_LIMIT_NAMESPACES]++;
+	return 0;
+}
+
 static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 {
 	const struct kvt_record *record = o->run.record;
 	uint64_t digest[2];
 	uint32_t number = (uint32_t)record->value;
 	struct model_namespace *ns;
-	uint32_t n = 0;
 
 	if (number == 0 || number >= o->config.max_namespaces || record->n_keys != 4)
 		return oracle_fail(o, "namespace %u was opened", number);
@@ -227,9 +276,7 @@ static int apply_namespace(struct kvt_oracle *o, struct model_session *s)
 			return oracle_fail(o, "one digest is namespace %u and %u", i, number);
 	if (ns->used && memcmp(ns->digest, digest, sizeof(digest)) != 0)
 		return oracle_fail(o, "namespace %u is in use by another digest", number);
-	for (uint32_t i = 1; i < o->config.max_namespaces; i++)
-		n += s->opened[i];
-	if (!s->opened[number] && o->config.max_opened && n >= o->config.max_opened)
+	if (!s->opened[number] && o->config.max_opened && n_opened(o, s) >= o->config.max_opened)
 		return oracle_fail(o, "session %u has more than %u namespaces open",
 				   record->session, o->config.max_opened);
 	o->n_namespaces += !ns->used;
@@ -253,19 +300,6 @@ static int apply_limit(struct kvt_oracle *o)
 		return oracle_fail(o, "namespace %u, which is not in use, got a limit", number);
 	o->namespaces[number].limit = (uint32_t)(o->run.record->value >> 32);
 	return events_done(o);
-}
-
-/* True if a namespace may be emptied: no session has it open or locks it. */
-static bool may_recycle(const struct kvt_oracle *o, uint32_t ns)
-{
-	const struct model_namespace *space = &o->namespaces[ns];
-
-	if (!space->used || space->opened)
-		return false;
-	for (uint32_t i = 0; i < o->n_live; i++)
-		if (o->nodes[o->live[i]]->namespace_id == ns && o->nodes[o->live[i]]->locks)
-			return false;
-	return true;
 }
 
 int session_check_recycled(struct kvt_oracle *o)
@@ -350,7 +384,7 @@ int session_apply(struct kvt_oracle *o)
 	s = &o->sessions[session];
 	switch (record->kind) {
 	case KVT_REC_NAMESPACE:
-		TRY(apply_namespace(o, s));
+		TRY(record->value ? apply_namespace(o, s) : apply_unopened(o, s));
 		break;
 	case KVT_REC_SIGN:
 		TRY(apply_sign(o, s, session));

@@ -186,8 +186,9 @@ def test_a_closed_namespace_gives_its_place_when_it_is_needed():
         last = client.namespace(extra="epoch 9")
         assert last._id == ns._id and last.match(range(64)).positions == 64
         client.namespace(extra="a")
-        with pytest.raises(kvtrunk.NoSpace, match="max_namespaces=3"):
+        with pytest.raises(kvtrunk.NoSpace, match="max_namespaces=3") as caught:
             client.namespace(extra="b")
+        assert caught.value.reason == "max_namespaces" and client.counters().refusals == 1
 
 
 def test_processes_that_forget_at_the_same_time_share_again():

@@ -18,6 +18,12 @@ tail -n 1 "$work/text" | grep -q '^REFUSED  *2 of 4 requests (50.0 %).* 2: 2 too
 grep -q "log: refused: 2 too_large$" "$work/verified" || die "verify names no reason"
 "$kvtlab" verify --json "$work/log" | grep -q '"reasons":{"too_large":2}' || die "nor as JSON"
 
+printf 'a open\na match ns=one keys=1\na match ns=two keys=1\n' >"$work/script"
+"$kvtlab" script --daemon "n_pages=64 max_namespaces=2 log_file=$work/spaces" "$work/script" \
+	>"$work/answers"
+"$kvtlab" verify --json "$work/spaces" | grep -q '"reasons":{.*"max_namespaces":1}' ||
+	die "verify does not tell of a namespace that was not opened"
+
 sed -n '2p;4p' "$work/trace" >"$work/all"
 "${run[@]}" "$work/all" --json >"$work/json"
 code=$?

@@ -71,6 +71,7 @@ static const char *const rare_names[SIM_RARE_COUNT] = {
 	[SIM_NOTICE_CANCELED] = "notice canceled",
 	[SIM_NOTICE_STALE] = "notice: stale handle",
 	[SIM_MADE_ROOM] = "room made for a namespace",
+	[SIM_UNOPENED] = "namespace not opened",
 	[SIM_REFUSED] = "a refusal compared byte for byte",
 	[SIM_POINT] = "BEGIN at a point",
 	[SIM_POINT_SHORT] = "BEGIN at a point inside what matched",

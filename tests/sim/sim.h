@@ -137,6 +137,7 @@ enum sim_rare {
 	SIM_NOTICE_CANCELED,
 	SIM_NOTICE_STALE,
 	SIM_MADE_ROOM,
+	SIM_UNOPENED,
 	SIM_REFUSED,
 	SIM_POINT,         /* BEGIN continued at a point, all of what matched or less */
 	SIM_POINT_SHORT,   /* less */

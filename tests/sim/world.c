@@ -322,8 +322,10 @@ void sim_namespace_open(struct sim *sim, uint32_t session)
 		if (sim_chance(sim, 100))
 			return; /* it may ask again, when others have had turns */
 	}
-	if (kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns, &number))
+	if (kvt_core_namespace_open(sim->core, session, digest, "sim", sim->now_ns, &number)) {
+		sim->coverage->rare[SIM_UNOPENED]++;
 		return;
+	}
 	if (kvt_core_describe_namespace(sim->core, number, &space) && sim_chance(sim, 300))
 		renew(sim, session, number, space.generation);
 	for (uint32_t i = 0; i < s->n_namespaces; i++)

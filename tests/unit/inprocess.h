@@ -26,6 +26,7 @@
 
 #include "daemon/core/core.h"
 #include "libclient/client.h"
+#include "libclient/fail.h"
 
 #ifndef INSIDE_CLIENTS
 #define INSIDE_CLIENTS 4u
@@ -321,8 +322,11 @@ static inline int inside_namespace_open(struct inside *inside, struct kvt_client
 		continue;
 	rc = kvt_core_namespace_open(inside->core, session, digest, name, inside->now_ns, &number);
 	pthread_mutex_unlock(&inside->lock);
-	if (rc)
+	if (rc) {
+		kvt_client_fail(client, rc, KVT_REASON_LIMIT_NAMESPACES, "namespace: %s",
+				kvt_errno_name(rc));
 		return rc;
+	}
 	if (number >= client->n_opened) {
 		client->opened = realloc(client->opened, (number + 1) * sizeof(*client->opened));
 		INSIDE_CHECK(client->opened);

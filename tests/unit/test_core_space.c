@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "daemon/core/tally.h"
 #include "tests/unit/core_world.h"
 
 static struct answer leave(struct client *client, uint32_t space)
@@ -145,6 +146,35 @@ TEST(a_begin_that_waits_keeps_its_namespace_open)
 	assert_int_equal(leave(b, ns).number, 1);
 	expect_ok(end_commit(seq, 8, NO_KEYS, 0));
 	assert_int_equal(leave(b, ns).number, 1); /* its lease now */
+}
+
+static uint64_t refused(const struct client *client)
+{
+	return kvt_tally_session(client->world->core, client->session)
+		->refused[KVT_REFUSAL_LIMIT_NAMESPACES];
+}
+
+TEST(an_opening_that_is_refused_is_counted_for_its_session)
+{
+	struct world *w = world_of(3, 2);
+	struct client *a = client_new(w), *b = client_new(w);
+	uint64_t unknown[2] = { 9, 9 };
+	uint32_t space = 77;
+
+	opened(a, 1);
+	opened(a, 2);
+	opened(a, 2);
+	assert_int_equal(try_open(a, 3, &space), -EDQUOT);
+	opened(b, 3);
+	assert_int_equal(try_open(a, 3, &space), -EDQUOT);
+	assert_int_equal(try_open(b, 4, &space), -ENOSPC);
+	assert_int_equal(kvt_core_namespace_open(w->core, 0, unknown, "", w->now_ns, &space),
+			 -ENOENT);
+	assert_int_equal(space, 77);
+	assert_int_equal(refused(a), 2);
+	assert_int_equal(refused(b), 1);
+	assert_int_equal(kvt_tally_session(w->core, 0)->refused[KVT_REFUSAL_LIMIT_NAMESPACES], 3);
+	assert_int_equal(counters(w)->refusals, 3);
 }
 
 TEST(room_is_made_in_small_steps)

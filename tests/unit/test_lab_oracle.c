@@ -160,6 +160,13 @@ static void tell(struct story *s)
 	kvt_core_session_sign(s->core, s->other, KVT_SIGN_EXITED | KVT_SIGN_QUIET, s->now_ns);
 	kvt_core_work(s->core, 100, true, s->now_ns);
 	run(s, s->session, (struct kvt_sqe){ .op = KVT_OP_EVICT, .arg = 100 }, NULL);
+	for (uint64_t i = 2; i <= 4; i++) { /* there are 3 places */
+		uint64_t digest[2] = { i, 2 };
+		uint32_t space;
+
+		assert_int_equal(kvt_core_namespace_open(s->core, s->session, digest, "b",
+							 s->now_ns, &space), i < 4 ? 0 : -ENOSPC);
+	}
 }
 
 /* Replay the story with record `changed` replaced. Returns where the oracle disagrees, or
@@ -327,6 +334,27 @@ TEST(notices_lost_and_repeated_records)
 		wrong = s->records[i];
 		assert_int_equal(replay(s, i + 1, &wrong), i + 1); /* one comes twice */
 	}
+	story_free(s);
+}
+
+TEST(notices_openings_that_are_refused_without_a_cause)
+{
+	struct story *s = story_new(KVT_POLICY_LRU);
+	uint32_t n = 0;
+
+	tell(s);
+	for (uint32_t i = 0; i < s->n_records; i++) {
+		struct kvt_record wrong = s->records[i];
+
+		if (wrong.kind != KVT_REC_NAMESPACE || !wrong.value)
+			continue;
+		wrong.value = 0;
+		wrong.counters.refusals++;
+		wrong.counters.live_namespaces = i ? s->records[i - 1].counters.live_namespaces : 0;
+		assert_int_equal(replay(s, i, &wrong), i);
+		n++;
+	}
+	assert_int_equal(n, 4);
 	story_free(s);
 }
 
