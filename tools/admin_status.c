@@ -200,6 +200,8 @@ static void status_starts_text(const struct kvt_admin_status *status)
 static void status_text(const struct kvt_admin_status *status)
 {
 	const struct kvt_counters *counters = &status->counters;
+	/* An operation may need two, and frees as many before it begins. */
+	uint32_t spare = status->max_nodes < 40 ? 2 : status->max_nodes / 20;
 	char first[32], second[32], third[32], fourth[32];
 
 	printf("kvtrunkd %s, instance %s, pid %d, nice %d, %s, on %s, epoch %llu, up %s%s%s\n",
@@ -228,7 +230,7 @@ static void status_text(const struct kvt_admin_status *status)
 	       (unsigned long long)counters->locked_nodes,
 	       (unsigned long long)counters->live_namespaces, status->path_nodes_p50,
 	       status->path_nodes_p99);
-	if (counters->live_nodes * 100 >= status->max_nodes * 95ull)
+	if (counters->live_nodes + spare >= status->max_nodes)
 		printf("  OUT OF NODES: leaves are evicted for nodes, and pages stay unused: raise "
 		       "max_nodes\n");
 	printf("sessions\n  %llu sessions, %llu leases, %llu of them stale (can never commit)",

@@ -162,8 +162,9 @@ def test_restarts_are_marks_in_the_hour(serve, browser):
         browser.until(f"{marks}.at(-1) === 'with an empty cache'")
 
 
-def test_a_full_tree_is_said(serve, browser):
-    with testing.daemon(n_pages=1024, page_size=1, page_bytes=64, max_nodes=128) as daemon:
+@pytest.mark.parametrize("max_nodes", [8, 128])
+def test_a_full_tree_is_said(serve, browser, max_nodes):
+    with testing.daemon(n_pages=1024, page_size=1, page_bytes=64, max_nodes=max_nodes) as daemon:
         browser.open(serve(daemon).url)
         browser.until("window.kvtrunk?.facts")
         assert browser.run("document.getElementById('nodes-full').hidden")
@@ -172,7 +173,7 @@ def test_a_full_tree_is_said(serve, browser):
                 cache(client, [first, 1], salt="a")
         browser.until("!document.getElementById('nodes-full').hidden")
         said = text(browser, "nodes-full")
-        assert "of 128 tree nodes are in use" in said and "Raise max_nodes" in said
+        assert f"of {max_nodes} tree nodes are in use" in said and "Raise max_nodes" in said
 
 
 def test_fifty_thousand_nodes_draw_few_rectangles(serve, browser):

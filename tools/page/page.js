@@ -255,7 +255,8 @@ function drawHead() {
 function drawFigures() {
 	const hour = facts.history, count = facts.counters;
 	const asked = sum(hour.input_positions), refused = sum(hour.refusals);
-	const full = count.live_nodes / facts.max_nodes;
+	// An operation may need two, and frees as many before it begins.
+	const spare = Math.max(2, facts.max_nodes / 20);
 
 	$("figures").replaceChildren(make("b", {}, rate(sum(hour.hit_positions), asked)),
 		asked ? "of the tokens asked for were hits in the last hour; "
@@ -267,7 +268,7 @@ function drawFigures() {
 	$("refused").textContent = `▲ ${plural(refused, "attempt")} refused in the last hour, ` +
 		"which no hit rate counts. Reasons since the cache began: " +
 		Object.entries(facts.refused).map(([why, n]) => `${number(n)} ${why}`).join(", ");
-	$("nodes-full").hidden = full < 0.95;
+	$("nodes-full").hidden = count.live_nodes < facts.max_nodes - spare;
 	$("nodes-full").textContent = `▲ ${number(count.live_nodes)} of ` +
 		`${number(facts.max_nodes)} tree nodes are in use: leaves are evicted for nodes, ` +
 		"and pages stay unused. Raise max_nodes.";
