@@ -493,7 +493,7 @@ int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[K
 		snprintf(place, sizeof(place), "%.*s", (int)(equals - name), name);
 		return unknown_key("command line", place, why);
 	}
-	if (!value && row->type == OPTION_BOOL) {
+	if (!value && row->type == OPTION_BOOL && (left < 2 || *argv[1] == '-')) {
 		value = "yes";
 	} else if (!value) {
 		if (left < 2) {

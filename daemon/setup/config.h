@@ -74,8 +74,8 @@ int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WH
  * kvt_config_parse(). */
 int kvt_config_load_environment(struct kvt_config *config, char why[KVT_WHY_BYTES]);
 
-/** Set the option of argv[0]: "--key=value", "--key" "value" or "--no-key". `left`: the number of
- * arguments. Returns the number consumed, or a negative errno. */
+/** Set the option of argv[0]: "--key=value", "--key" "value", and of a BOOL "--key" or "--no-key".
+ * `left`: the number of arguments. Returns the number consumed, or a negative errno. */
 int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[KVT_WHY_BYTES]);
 
 /** Settle which of n_pages and pool_bytes gives the pool's size: a flag before a variable before a
