@@ -53,7 +53,8 @@ static const struct {
 } reasons[] = {
 	[KVT_REASON_NONE] = { "none", "no reason given" },
 	[KVT_REASON_ALL_LOCKED] = { "all_locked",
-		"not enough pages: leases lock the cached ones; END some or enlarge the pool" },
+		"not enough pages: all others are private or locked; END or FREE some, or enlarge "
+		"the pool" },
 	[KVT_REASON_TOO_LARGE] = { "too_large",
 		"larger than the whole pool: enlarge the pool or shorten the request" },
 	[KVT_REASON_NODES] = { "nodes", "out of tree nodes and all are locked: raise max_nodes" },

@@ -215,13 +215,15 @@ int kvt_replay_host_end_stores(struct kvt_replay_host *host, struct kvt_store_st
 		if (rc == 0)
 			*ret_status = since(&seen.status, &host->before);
 		else
-			fprintf(stderr, "kvtlab replay: %s\n", why.text);
+			fprintf(stderr, "kvtlab replay: the store does not answer at the end, so "
+				"there are no figures: %s\n", why.text);
 	}
 	for (uint32_t i = 0; i < host->n_stores; i++) {
 		struct kvt_store_status status;
 
 		if (kvt_own_store_status(&host->stores[i], &status) != 0) {
-			fprintf(stderr, "kvtlab replay: the store ended by itself\n");
+			fprintf(stderr, "kvtlab replay: the store ended during the replay, so "
+				"there are no figures\n");
 			rc = -EIO;
 		} else {
 #define ADD(kind, name, meaning) ret_status->name += status.name;

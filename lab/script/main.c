@@ -94,7 +94,8 @@ static int run_at(const char *socket_path, FILE *file, const char *first)
 	return status;
 }
 
-static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
+/** Start a daemon with these options. `path`: the script whose first line has them, or NULL. */
+static int daemon_start(struct kvt_own_daemon *daemon, const char *options, const char *path)
 {
 	const char *flags[MAX_DAEMON_FLAGS + 1] = { NULL };
 	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
@@ -115,7 +116,9 @@ static int daemon_start(struct kvt_own_daemon *daemon, const char *options)
 	setenv("KVTRUNKD_MAX_OP_KEYS", "4194304", 0);
 	rc = kvt_own_daemon_start(daemon, NULL, flags, -1, why, sizeof(why));
 	if (rc)
-		fprintf(stderr, "kvtlab script: no private daemon: %s\n", why);
+		fprintf(stderr, "kvtlab script: %s%sno private daemon: %s\n",
+			!path ? "" : strcmp(path, "-") == 0 ? "standard input" : path,
+			path ? ":1: " : "", why);
 	while (n > 0)
 		free((char *)flags[--n]);
 	free(copy);
@@ -158,10 +161,10 @@ static int help(void)
 }
 
 /* Run a script on a daemon of its own. */
-static int run_own(const char *options, FILE *file, const char *first)
+static int run_own(const char *options, FILE *file, const char *first, const char *path)
 {
 	struct kvt_own_daemon daemon = { .pid = 0 };
-	int status, rc = daemon_start(&daemon, options);
+	int status, rc = daemon_start(&daemon, options, path);
 
 	if (rc)
 		return rc == -EINVAL ? KVT_EXIT_USAGE : KVT_EXIT_CONNECT;
@@ -171,7 +174,7 @@ static int run_own(const char *options, FILE *file, const char *first)
 
 /* Run a script on a daemon with the options of its first line. Without such a line it is refused:
  * a script evicts and removes, and no daemon that happens to run here is meant. */
-static int run_by_first_line(FILE *file)
+static int run_by_first_line(FILE *file, const char *path)
 {
 	static const char mark[] = "#daemon";
 	const size_t n = sizeof(mark) - 1;
@@ -187,7 +190,7 @@ static int run_by_first_line(FILE *file)
 		status = usage("no daemon: let the first line be '#daemon name=value ...', or give "
 			       "--daemon 'name=value ...', or --socket PATH for one that runs");
 	} else {
-		status = run_own(first + n, file, first);
+		status = run_own(first + n, file, first, path);
 	}
 	free(first);
 	return status;
@@ -203,11 +206,11 @@ static int run_path(const char *path, const char *options, const char *socket_pa
 		return KVT_EXIT_USAGE;
 	}
 	if (options)
-		status = run_own(options, file, NULL);
+		status = run_own(options, file, NULL, NULL);
 	else if (socket_path)
 		status = run_at(socket_path, file, NULL);
 	else
-		status = run_by_first_line(file);
+		status = run_by_first_line(file, path);
 	if (file != stdin)
 		fclose(file);
 	return status;

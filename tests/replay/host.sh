@@ -43,7 +43,30 @@ above loaded_pages 10
 first=$(field fetches)
 there
 [ "$(field fetches)" = "$first" ] || die "a second run tells of the first one: $(field fetches)"
-kill $store
+# A store that ends meanwhile, one of the replay or the daemon's, leaves no figures.
+mkfifo "$work/lines"
+meanwhile() { # what is said; what ends the store; options
+	"$kvtlab" replay --format generate --seed 3 --sessions 400 --requests 2000 --context 16384 \
+		--lockstep --progress --json "${@:3}" >"$work/json" 2>"$work/lines" &
+	replayer=$!
+	exec 4<"$work/lines"
+	until read -r line <&4 && [[ $line == *"/2000 requests"* ]]; do
+		kill -0 $replayer || die "$line"
+	done
+	$2
+	wait $replayer
+	code=$?
+	cat <&4 >"$work/said"
+	[ $code = 1 ] && [ ! -s "$work/json" ] &&
+		grep -q "^kvtlab replay: the store $1" "$work/said" ||
+		die "it ended with $code: $(cat "$work/said")"
+}
+of_replay() { pkill -KILL -P $replayer kvtstored; }
+beside() { kill -KILL $store; }
+meanwhile "ended during the replay, so there are no figures$" of_replay --page-size 64 \
+	--pages 2049 --store 16384
+meanwhile "does not answer at the end, so there are no figures: .*the store is gone" beside \
+	--socket "$work/default.sock"
 wait $store
 there
 grep -q '"store":' "$work/json" && die "a store that is gone is told of"
