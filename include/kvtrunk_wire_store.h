@@ -93,6 +93,11 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(COUNTER, recomputed_pages, "Of these: the store had them.")                              \
 	X(GAUGE, unloaded_ns, "Time since a page was loaded last, or since the start.")            \
 	X(GAUGE, unloaded_pages, "Pages that clients computed in this time.")                      \
+	X(GAUGE, scrub_bytes, "Bytes of the pool that are read again in a second. 0: none.")       \
+	X(COUNTER, scrubbed_pages, "Cached pages that were read again.")                           \
+	X(COUNTER, damaged_pages, "Of these: pages that were written after they were sealed.")     \
+	X(GAUGE, scrub_round_ns, "Time in which all cached pages were read again. 0: none yet.")   \
+	X(GAUGE, scrub_since_ns, "Time since all were to be read for the first time.")             \
 	X(GAUGE, coming_pages, "Pages on their way from a tier below the memory.")                 \
 	X(GAUGE, file_bytes, "Size of the file. 0: there is none.")                                \
 	X(GAUGE, file_room_pages, "Pages that fit into the file.")                                 \
@@ -142,6 +147,6 @@ struct kvt_store_status {
 	KVT_STORE_TIMES(KVT_STORE_TIME)
 #undef KVT_STORE_TIME
 };
-_Static_assert(sizeof(struct kvt_store_status) == 368 + 4 * 136, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 408 + 4 * 136, "kvt_store_status");
 
 #endif

@@ -33,6 +33,7 @@ static int begin_snapshot(struct kvt_store *store)
 	int rc;
 
 	kvt_known_forget(&store->known);
+	kvt_scrub_forget(&store->scrub);
 	store->reset |= store->epoch != epoch;
 	store->known.outdated &= store->epoch == epoch;
 	store->epoch = epoch;
@@ -91,6 +92,7 @@ static int take_some(struct kvt_store *store)
 	while (blocks < FOLLOW_BLOCKS && (rc = kvt_feed_next(store->feed, &record)) != 0) {
 		if (rc == 1) {
 			rc = kvt_known_take(&store->known, &record);
+			kvt_scrub_note(&store->scrub, &store->known, &record);
 			blocks += blocks_of(store, &record);
 			n++;
 			if (record.type == KVT_FEED_CLEARED) {
@@ -164,30 +166,44 @@ static void end_copies(struct kvt_store *store, uint32_t n, bool complete)
 	}
 }
 
+/* End the first n reads of the scrubber, as copies, up to one that found damage. */
+static void end_reads(struct kvt_store *store, uint32_t n, bool complete)
+{
+	while (n-- > 0 && !kvt_scrub_end(&store->scrub, &store->known, complete, &store->damage))
+		;
+}
+
 void kvt_store_unfollow(struct kvt_store *store)
 {
 	kvt_jobs_settle(&store->jobs);
 	end_copies(store, store->n_copies, false);
+	end_reads(store, store->scrub.n_reads, false);
 	kvt_feed_close(store->feed);
 	store->feed = NULL;
 }
 
 bool kvt_store_copy(struct kvt_store *store)
 {
-	uint32_t n = n_ended(store), begun = 0;
-	int rc = 1;
+	uint32_t n = n_ended(store), n_read = kvt_scrub_ended(&store->scrub), begun = 0;
+	bool may;
+	int rc = store->host->options.ram_bytes ? 1 : 0;
 
 	/* Jobs that end behind this look are judged by the records behind the next one. */
-	if (n > 0)
+	if (n + n_read > 0)
 		kvt_store_follow(store);
-	if (store->current)
+	if (store->current) {
 		end_copies(store, n, true);
+		end_reads(store, n_read, true);
+	}
+	may = store->current && !store->reset && kvt_store_is_clean(store);
+	while (may && kvt_scrub_begin(&store->scrub, &store->known, &store->slabs, &store->jobs))
+		begun++;
 	/* `current`: what is queued was not changed since. */
-	while (store->current && !store->reset && rc == 1 && store->n_copies < store->jobs_most) {
+	while (may && rc == 1 && store->n_copies < store->jobs_most) {
 		rc = kvt_copy_begin(store->tier, &store->known, &store->slabs, &store->share,
 				    &store->jobs, copy_at(store, store->n_copies));
 		store->n_copies += rc == 1;
 		begun += rc == 1;
 	}
-	return n + begun > 0 || rc == -EAGAIN;
+	return n + n_read + begun > 0 || rc == -EAGAIN;
 }

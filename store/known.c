@@ -226,6 +226,40 @@ void kvt_known_forget(struct kvt_known *known)
 	known->round++;
 }
 
+uint32_t kvt_known_find(const struct kvt_known *known, const struct kvt_chain *name)
+{
+	for (uint32_t page = 1; page < known->info.n_pages; page++)
+		if (kvt_known_name(known, page) &&
+		    memcmp(&known->pages[page].chain, name, sizeof(*name)) == 0)
+			return page;
+	return 0;
+}
+
+int kvt_known_lose_behind(struct kvt_known *known, uint32_t lost)
+{
+	enum { NEW, KEPT, BEHIND };
+	uint8_t *marks = calloc(known->info.n_pages, 1);
+
+	if (!marks)
+		return -ENOMEM;
+	marks[0] = KEPT;
+	marks[lost] = BEHIND;
+	/* Up to a page that is marked, then the same way again: each page is marked once. */
+	for (uint32_t page = 1; page < known->info.n_pages; page++) {
+		uint32_t up = page;
+
+		while (marks[up] == NEW && kvt_known_name(known, up))
+			up = known->pages[up].parent;
+		for (uint32_t at = page; at != up; at = known->pages[at].parent)
+			marks[at] = marks[up] == BEHIND ? BEHIND : KEPT;
+	}
+	for (uint32_t page = 1; page < known->info.n_pages; page++)
+		if (marks[page] == BEHIND && page != lost && kvt_known_name(known, page))
+			lose(known, page);
+	free(marks);
+	return 0;
+}
+
 void kvt_known_keep_out(struct kvt_known *known)
 {
 	for (uint32_t page = 1; known->pages && page < known->info.n_pages; page++)

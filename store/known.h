@@ -82,6 +82,11 @@ void kvt_known_queue(struct kvt_known *known, uint32_t page);
 const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t page);
 /** True if a page is cached, and may be copied. */
 bool kvt_known_copyable(const struct kvt_known *known, uint32_t page);
+/** The page with this name, 0: none that is cached. Looks at all. */
+uint32_t kvt_known_find(const struct kvt_known *known, const struct kvt_chain *name);
+/** Forget all pages behind one that was removed: while leases hold them no record names them.
+ * -ENOMEM: nothing happened. */
+int kvt_known_lose_behind(struct kvt_known *known, uint32_t page);
 /** True if a page that had so many `changes` has been cached since. */
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes);
 /** The side page of a kind of a main page, 0: none that is cached. */

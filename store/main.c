@@ -47,6 +47,7 @@
 #define DEFAULT_STOP_S 60u
 #define DEFAULT_WORKERS 2u
 #define POLL_MOST_MS 20
+#define SCRUB_POLL_MS 5
 #define RECONNECT_MS 100
 #define UNSERVED_MOST_NS 30000000000ull /* between attempts, of an instance among others */
 #define LOOK_NS 10000000000ull          /* between looks for daemons that came */
@@ -71,7 +72,7 @@ static void usage(FILE *to)
 {
 	fprintf(to, "usage: kvtstored [--socket PATH]... [--ram-bytes SIZE] [--max-age SECONDS]\n"
 		"                 [--min-positions N] [--queue-pages N] [--load-percent N]\n"
-		"                 [--workers N]\n"
+		"                 [--workers N] [--scrub SIZE]\n"
 		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
 		"                 [--file-depth N] [--stop-seconds N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
@@ -88,6 +89,9 @@ static void usage(FILE *to)
 		"  --queue-pages N    pages that wait to be copied; default: %u\n"
 		"  --load-percent N   share of the pool in all loads together; default: %u\n"
 		"  --workers N        threads that copy pages, 64 at most; default: %u\n"
+		"  --scrub SIZE       read so many bytes of each pool again in a second, and\n"
+		"                     withdraw pages that were written after they were sealed;\n"
+		"                     --ram-bytes 0 does nothing else; default: none\n"
 		"  --file PATH        keep pages that leave the memory in this file, on a local\n"
 		"                     disk; they are there after a restart\n"
 		"  --file-bytes SIZE  its size. Allocated at start\n"
@@ -151,8 +155,12 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		options->several |= options->n_sockets > 1 || is_pattern(text);
 		return *text ? NULL : "a path";
 	case 'r':
-		return parse_size(text, &options->ram_bytes) ? NULL :
-		       "a size above 0, as 512M or 64G; no share (%)";
+		options->ram_bytes = 0;
+		return strcmp(text, "0") == 0 || parse_size(text, &options->ram_bytes) ? NULL :
+		       "0, or a size as 512M or 64G; no share (%)";
+	case 'c':
+		return parse_size(text, &options->scrub_rate) ? NULL :
+		       "a size above 0, as 500M; no share (%)";
 	case 'o':
 		return parse_count(text, INT32_MAX, &options->max_age_s) ? NULL :
 		       "1 to 2147483647 seconds";
@@ -216,6 +224,7 @@ static const struct option words[] = {
 	{ "queue-pages", required_argument, NULL, 'q' },
 	{ "load-percent", required_argument, NULL, 'l' },
 	{ "workers", required_argument, NULL, 'k' },
+	{ "scrub", required_argument, NULL, 'c' },
 	{ "sibling", required_argument, NULL, 'g' }, /* gone */
 	{ "file", required_argument, NULL, 'f' },
 	{ "file-bytes", required_argument, NULL, 'b' },
@@ -282,6 +291,12 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 		fprintf(stderr, "kvtstored: --file and --file-bytes need each other\n");
 		return KVT_EXIT_USAGE;
 	}
+	if (!options->ram_bytes && (!options->scrub_rate || options->file.path ||
+				    options->remote.command)) {
+		fprintf(stderr, "kvtstored: --ram-bytes 0 keeps no page: it is for --scrub alone, "
+			"without --file and --helper\n");
+		return KVT_EXIT_USAGE;
+	}
 	return misplaced(options, of_file, of_helper) ? KVT_EXIT_USAGE :
 	       bench ? kvt_store_bench(&options->file, options->n_workers) : -1;
 }
@@ -324,7 +339,9 @@ static void say_serving(const struct kvt_server *server)
 	kvt_tier_lock(store->tier);
 	file = kvt_file_count(host->file);
 	kvt_tier_unlock(store->tier);
-	if (!host->file)
+	if (!host->options.ram_bytes)
+		kvt_store_say(store, "serving at %s, no page is kept", server->name.path);
+	else if (!host->file)
 		kvt_store_say(store, "serving at %s, %u pages of memory", server->name.path,
 			      store->tier->index.n_entries);
 	else
@@ -416,6 +433,8 @@ static bool turn(struct kvt_store *store)
 	kvt_jobs_look(&store->jobs);
 	busy = load(store);
 	busy |= kvt_store_copy(store);
+	if (store->damage.n_pieces)
+		kvt_store_withdraw(store);
 	if (busy && (store->host->remote || store->host->file))
 		kvt_store_wake(store->host->wake);
 	return busy;
@@ -483,6 +502,8 @@ static int serve_until_stopped(struct kvt_server *server)
 			break;
 		wait_ms = busy ? 0 : store->loads.first ? 1 : wait_ms < 1 ? 1 :
 			  wait_ms < POLL_MOST_MS / 2 ? 2 * wait_ms : POLL_MOST_MS;
+		if (store->host->options.scrub_rate && wait_ms > SCRUB_POLL_MS)
+			wait_ms = SCRUB_POLL_MS;
 	}
 	if (!kvt_store_broken(store))
 		return EXIT_SUCCESS;

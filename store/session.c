@@ -166,7 +166,8 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 
 	if (rc != 0)
 		return rc;
-	rc = kvt_tier_init(&host->tier, options->ram_bytes, record_bytes,
+	rc = kvt_tier_init(&host->tier, options->ram_bytes ? options->ram_bytes : record_bytes,
+			   record_bytes,
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
 		return kvt_store_fail(why, rc == -EINVAL ? -EDOM : -EINVAL, rc == -EINVAL ?
@@ -300,6 +301,10 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc == 0 && kvt_known_init(&store->known, info, options->queue_pages) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
 	store->known.outdated = store->outdated;
+	if (rc == 0 && kvt_scrub_init(&store->scrub, options->scrub_rate, &store->known,
+				      &store->slabs) != 0)
+		rc = kvt_store_fail(why, -ENOMEM, "no memory for the checksums of %u pages",
+				    info->n_pages);
 	if (rc == 0 && kvt_store_subscribe(store) < 0)
 		rc = failed_client(store, why);
 	store->loads.most_pages =
@@ -316,6 +321,7 @@ void kvt_store_disconnect(struct kvt_store *store)
 	kvt_loads_end(store);
 	store->loads.namespace_id = 0;
 	kvt_store_unfollow(store);
+	kvt_scrub_destroy(&store->scrub);
 	store->outdated = store->known.outdated;
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);
@@ -325,31 +331,6 @@ void kvt_store_disconnect(struct kvt_store *store)
 const char *kvt_store_broken(const struct kvt_store *store)
 {
 	return store->device ? kvt_device_failure(store->device) : NULL;
-}
-
-void kvt_store_drop(struct kvt_store *store)
-{
-	bool reset = store->reset;
-
-	kvt_loads_end(store);
-	kvt_tier_lock(store->tier);
-	kvt_tier_clear(store->tier);
-	kvt_file_clear(store->host->file, store->instance, store->epoch);
-	if (reset) /* what is cached here is younger than the RESET */
-		store->share.drops++;
-	kvt_tier_unlock(store->tier);
-	store->reset = false;
-}
-
-void kvt_store_notice(struct kvt_store *store)
-{
-	uint32_t drops = kvt_load_acquire(&store->tier->drops);
-
-	if (!store->client || drops == store->share.drops)
-		return;
-	kvt_loads_end(store);
-	kvt_known_keep_out(&store->known);
-	store->share.drops = drops;
 }
 
 void kvt_store_say(const struct kvt_store *store, const char *format, ...)

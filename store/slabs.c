@@ -225,6 +225,21 @@ void kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t
 	copy_page(slabs, page, (uint8_t *)(uintptr_t)from, false);
 }
 
+void kvt_slabs_sum(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *record,
+		   uint32_t *ret_sums)
+{
+	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
+		for (uint32_t j = 0; j < slabs->n_pieces; j++) {
+			const struct kvt_pool_piece *piece = &slabs->pieces[j];
+			const uint8_t *at = record ? record : slabs->bases[i] +
+				piece->offset_bytes + page * piece->stride_bytes;
+
+			*ret_sums++ = kvt_crc32c(0, at, piece->bytes);
+			record += record ? piece->bytes : 0;
+		}
+	}
+}
+
 int kvt_slabs_settle(const struct kvt_slabs *slabs, bool out)
 {
 	if (slabs->device)

@@ -35,6 +35,10 @@ void kvt_slabs_read(const struct kvt_slabs *slabs, uint32_t page, uint8_t *to,
 		    uint32_t ret_crc[4]);
 /** Copy a record into a page, which must be the caller's. On a device it only begins. */
 void kvt_slabs_write(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *from);
+/** Compute the CRC-32C of each piece of a page in each slab: of its record, or of the pool itself,
+ * if that is host memory and `record` NULL. */
+void kvt_slabs_sum(const struct kvt_slabs *slabs, uint32_t page, const uint8_t *record,
+		   uint32_t *ret_sums);
 /** Wait until what this thread read (`out`) or wrote is there, for other threads, too. -EIO: the
  * device failed, and what was copied is garbage. */
 int kvt_slabs_settle(const struct kvt_slabs *slabs, bool out);

@@ -20,10 +20,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "shm/atomic.h"
 #include "store/device.h"
 #include "store/file.h"
 #include "store/remote.h"
+#include "store/scrub.h"
 #include "store/times.h"
+#include "store/withdraw.h"
 #include "store/workers.h"
 
 #define KVT_COPIES_MOST 128u
@@ -37,7 +40,8 @@ struct kvt_store_options {
 	const char *sockets[KVT_STORE_INSTANCES]; /* of daemons, or patterns of such */
 	uint32_t n_sockets;
 	bool several; /* there may be more than one instance */
-	uint64_t ram_bytes;
+	uint64_t ram_bytes; /* 0: no page is kept */
+	uint64_t scrub_rate; /* bytes of a pool a second that are read again; 0: none */
 	struct kvt_file_options file;
 	uint32_t stop_s; /* most time to write the memory to the file at the end */
 	struct kvt_remote_options remote;
@@ -74,6 +78,8 @@ struct kvt_host {
 	bool pinned;            /* for devices; atomic */
 	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
 	struct kvt_remote *remote; /* NULL: none */
+	struct kvt_withdrawal *withdrawals[KVT_WITHDRAWALS]; /* the last ones, by the same */
+	uint32_t n_withdrawals; /* of all time; atomic */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
 	bool stopping;          /* atomic, as are these instances: */
 	uint32_t n_instances;   /* with a thread */
@@ -109,8 +115,18 @@ struct kvt_store {
 	uint32_t jobs_most; /* that are open of copies, and as many of loads */
 	struct kvt_copy copies[KVT_COPIES_MOST]; /* open ones, a ring */
 	uint32_t copies_at, n_copies;
+	struct kvt_scrub scrub;
+	struct kvt_damage damage; /* found by it, n_pieces 0: none */
+	uint32_t withdrawn; /* of the host's withdrawals: those that are done here */
+	uint32_t noticed;   /* of these: those that are among the drops of `share` */
 	struct kvt_loads loads;
 };
+
+/** Return true if all that was withdrawn has left this pool. */
+static inline bool kvt_store_is_clean(const struct kvt_store *store)
+{
+	return store->withdrawn == kvt_load_acquire(&store->host->n_withdrawals);
+}
 
 /* ---- session.c */
 
@@ -124,10 +140,6 @@ void kvt_store_pin(struct kvt_store *store);
 /** Return why copies can no longer be made, NULL: they can. Then the session must stay open until
  * the process ends: its pages may still be written. */
 const char *kvt_store_broken(const struct kvt_store *store);
-/** Have all instances forget all pages. What pools cache is copied once it is stored again. */
-void kvt_store_drop(struct kvt_store *store);
-/** If all pages were to be forgotten: end all loads, and copy nothing that was cached until now. */
-void kvt_store_notice(struct kvt_store *store);
 /** Print a line of the log, with the instance's name if there are several. */
 __attribute__((format(printf, 2, 3))) void kvt_store_say(const struct kvt_store *store,
 							 const char *format, ...);

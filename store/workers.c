@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads for the bytes of pages (workers.h). One queue for all owners, in two parts. Called by the
- * threads of instances, and by the main thread for the file and the helper.
+ * Threads for the bytes of pages (workers.h). One queue for all owners, in three parts. Called by
+ * the threads of instances, and by the main thread for the file and the helper.
  */
 #include "store/workers.h"
 
@@ -12,6 +12,8 @@
 #include "shm/atomic.h"
 #include "store/crc32c.h"
 #include "store/device.h"
+
+#define PARTS 3u
 
 int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
 {
@@ -40,14 +42,27 @@ static void begin(struct kvt_job *job)
 			       job->wants_crc ? job->crc : NULL);
 	else if (job->kind == KVT_JOB_IN)
 		kvt_slabs_write(job->slabs, job->page, job->record);
+	else if (job->kind == KVT_JOB_SUM && job->record)
+		kvt_slabs_read(job->slabs, job->page, job->record, NULL);
+	else if (job->kind == KVT_JOB_SUM)
+		kvt_slabs_sum(job->slabs, job->page, NULL, job->sums);
 	else
 		kvt_crc32c_quarters(job->record, job->bytes, job->crc);
+}
+
+/* Compute what is of the bytes of a device, now that they are here. */
+static void finish(struct kvt_job *job)
+{
+	if (job->kind == KVT_JOB_OUT && job->wants_crc)
+		kvt_crc32c_quarters(job->record, job->slabs->record_bytes, job->crc);
+	else if (job->kind == KVT_JOB_SUM)
+		kvt_slabs_sum(job->slabs, job->page, job->record, job->sums);
 }
 
 /* Do jobs that one wait is enough for. */
 static void run(struct kvt_job *jobs)
 {
-	bool copies = jobs->kind != KVT_JOB_CHECK, out = jobs->kind == KVT_JOB_OUT;
+	bool copies = jobs->kind != KVT_JOB_CHECK, out = jobs->kind != KVT_JOB_IN;
 	int rc;
 
 	for (struct kvt_job *job = jobs; job; job = job->next)
@@ -55,8 +70,8 @@ static void run(struct kvt_job *jobs)
 	rc = copies ? kvt_slabs_settle(jobs->slabs, out) : 0;
 	for (struct kvt_job *job = jobs; job; job = job->next) {
 		job->result = rc;
-		if (out && job->wants_crc && job->slabs->device && rc == 0)
-			kvt_crc32c_quarters(job->record, job->slabs->record_bytes, job->crc);
+		if (rc == 0 && copies && job->slabs->device)
+			finish(job);
 	}
 	/* Pairs with the release of a feed's tail: a later writer of the page is in the feed that
 	 * the owner takes from now on. */
@@ -86,18 +101,26 @@ static bool goes_on(const struct kvt_job *job)
 	       next->kind == job->kind && next->slabs == job->slabs;
 }
 
+/* Return the first part that has a job, PARTS: none has. */
+static uint32_t next_part(const struct kvt_workers *workers)
+{
+	uint32_t part = 0;
+
+	while (part < PARTS && !workers->first[part])
+		part++;
+	return part;
+}
+
 /* Take the first jobs of a part: one, or as many as share a wait. */
 static struct kvt_job *cut(struct kvt_workers *workers, uint32_t part)
 {
 	struct kvt_job *jobs = workers->first[part], *last = jobs;
 
-	for (uint32_t n = 2; last && goes_on(last) &&
+	for (uint32_t n = 2; goes_on(last) &&
 			     n * last->slabs->record_bytes <= KVT_DEVICE_BYTES; n++)
 		last = last->next;
-	if (last) {
-		workers->first[part] = last->next;
-		last->next = NULL;
-	}
+	workers->first[part] = last->next;
+	last->next = NULL;
 	return jobs;
 }
 
@@ -105,11 +128,12 @@ static struct kvt_job *cut(struct kvt_workers *workers, uint32_t part)
 static struct kvt_job *take(struct kvt_workers *workers)
 {
 	struct kvt_job *jobs;
+	uint32_t part;
 
 	pthread_mutex_lock(&workers->lock);
-	while (!workers->first[0] && !workers->first[1] && !workers->stopping)
+	while ((part = next_part(workers)) == PARTS && !workers->stopping)
 		pthread_cond_wait(&workers->there, &workers->lock);
-	jobs = cut(workers, workers->first[0] ? 0 : 1);
+	jobs = part < PARTS ? cut(workers, part) : NULL;
 	pthread_mutex_unlock(&workers->lock);
 	return jobs;
 }
@@ -150,13 +174,13 @@ void kvt_workers_stop(struct kvt_workers *workers)
 	pthread_mutex_unlock(&workers->lock);
 	while (workers->n > 0)
 		pthread_join(workers->threads[--workers->n], NULL);
-	KVT_ASSERT(!workers->first[0] && !workers->first[1]);
+	KVT_ASSERT(next_part(workers) == PARTS);
 }
 
 void kvt_jobs_add(struct kvt_jobs *jobs, struct kvt_job *job)
 {
 	struct kvt_workers *workers = jobs->workers;
-	uint32_t part = job->kind == KVT_JOB_OUT;
+	uint32_t part = job->kind == KVT_JOB_SUM ? 2 : job->kind == KVT_JOB_OUT;
 
 	job->jobs = jobs;
 	job->next = NULL;

@@ -10,7 +10,7 @@
  *     kvt_jobs_add()     the record, and the page of the pool, are the job's from now on
  *     job->ended         it has ended: they are its owner's again, who sees all that it wrote
  *
- * What a load waits for comes first, copies out of pools after it.
+ * What a load waits for comes first, then copies out of pools, then sums.
  */
 
 #include <pthread.h>
@@ -25,6 +25,7 @@ enum kvt_job_kind {
 	KVT_JOB_OUT,   /* copy a page of a pool into a record */
 	KVT_JOB_IN,    /* copy a record into a page of a pool */
 	KVT_JOB_CHECK, /* compute the checksums of a record */
+	KVT_JOB_SUM,   /* compute those of the pieces of a page of a pool */
 };
 
 struct kvt_jobs;
@@ -33,11 +34,12 @@ struct kvt_job {
 	struct kvt_job *next;
 	struct kvt_jobs *jobs;
 	enum kvt_job_kind kind;
-	const struct kvt_slabs *slabs; /* of OUT and IN */
+	const struct kvt_slabs *slabs; /* of OUT, IN and SUM */
 	uint32_t page;                 /* of the pool */
-	uint8_t *record;
+	uint8_t *record;  /* of a SUM: if the pool is on a device */
 	uint64_t bytes;   /* of a CHECK */
 	bool wants_crc;   /* of an OUT */
+	uint32_t *sums;   /* of a SUM, as kvt_slabs_sum() */
 	uint32_t crc[4];  /* of a CHECK, and of an OUT that wants it: kvt_crc32c_quarters() */
 	int result;       /* 0; -EIO: the device failed, and may write the record for ever */
 	bool ended;       /* atomic; set with release */
@@ -46,7 +48,7 @@ struct kvt_job {
 struct kvt_workers {
 	pthread_mutex_t lock;
 	pthread_cond_t there, over; /* a job is; all of somebody are */
-	struct kvt_job *first[2], *last[2]; /* urgent ones, others */
+	struct kvt_job *first[3], *last[3]; /* urgent ones, copies out, sums */
 	bool stopping;
 	uint32_t n;
 	pthread_t threads[KVT_WORKERS_MOST];

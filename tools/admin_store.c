@@ -134,9 +134,12 @@ static void host_text(const char *path, const struct kvt_store_status *status)
 
 	printf("kvtstored on %s, up %s%s\n", path, kvt_age_text(status->uptime_ns, text,
 	       sizeof(text)), status->connected ? "" : ", without a daemon");
-	printf("pages\n  %llu of %llu (%.1f %%) in %s of memory\n", N(pages), N(room_pages),
-	       kvt_percent(status->pages, status->room_pages),
-	       kvt_size_text(status->ram_bytes, text, sizeof(text)));
+	if (status->ram_bytes)
+		printf("pages\n  %llu of %llu (%.1f %%) in %s of memory\n", N(pages), N(room_pages),
+		       kvt_percent(status->pages, status->room_pages),
+		       kvt_size_text(status->ram_bytes, text, sizeof(text)));
+	else
+		printf("pages\n  it keeps none (--ram-bytes 0)\n");
 	if (status->instances > 1)
 		printf("  shared by %llu instances, as are file and distributed store\n",
 		       N(instances));
@@ -148,6 +151,20 @@ static void host_text(const char *path, const struct kvt_store_status *status)
 		       status->helper_ready ? "ready" : "not ready: the store's log says why",
 		       N(helper_starts), N(helper_written_pages), N(helper_dropped_pages),
 		       N(helper_read_pages), N(helper_bad_pages));
+}
+
+static void scrub_text(const struct kvt_store_status *status)
+{
+	char rate[32], since[32], round[32];
+
+	printf("scrub\n  %llu pages read again, %llu damaged; %s a second for %s",
+	       N(scrubbed_pages), N(damaged_pages),
+	       kvt_size_text(status->scrub_bytes, rate, sizeof(rate)),
+	       kvt_age_text(status->scrub_since_ns, since, sizeof(since)));
+	if (status->scrub_round_ns)
+		printf(", a round in %s",
+		       kvt_age_text(status->scrub_round_ns, round, sizeof(round)));
+	printf("\n");
 }
 
 static void instance_text(const struct kvt_store_status *status)
@@ -166,6 +183,8 @@ static void instance_text(const struct kvt_store_status *status)
 	       N(loading_pages), time_text(&status->load_time, text, sizeof(text)));
 	printf("computed\n  %llu pages by clients, %llu of them were here\n", N(computed_pages),
 	       N(recomputed_pages));
+	if (status->scrub_bytes)
+		scrub_text(status);
 	printf("%s\n  %s ago; %llu pages computed since\n",
 	       status->loaded_pages ? "last load" : "started, nothing loaded",
 	       kvt_age_text(status->unloaded_ns, text, sizeof(text)), N(unloaded_pages));

@@ -163,6 +163,13 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 		snprintf(why, bytes, "it has no daemon: is kvtrunkd running? Its log says why");
 		return true;
 	}
+	if (status->damaged_pages) {
+		snprintf(why, bytes, "%llu cached pages were written after they were sealed, and "
+			 "were withdrawn: the store's log has the pages and times, the daemon's "
+			 "the processes (event=page_damaged); restart the store once the one "
+			 "that wrote is mended", (unsigned long long)status->damaged_pages);
+		return true;
+	}
 	if (status->file_bad_slots || status->file_closed) {
 		snprintf(why, bytes, "the disk of its file %s (%llu places are lost): the store's "
 			 "log has the error; it does without them until it is restarted",

@@ -244,6 +244,37 @@ void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session
 			(int)session->members->pid, page, owner, sealer ? sealer->pid : 0, label);
 }
 
+/* Name the sessions that are open, as "2:1234:engine 5:1300:other". */
+static void name_open(const struct kvt_daemon *daemon, char *text, size_t bytes)
+{
+	const struct kvt_sessions *sessions = &daemon->sessions;
+	char label[KVT_LABEL_BYTES];
+	size_t n = 0;
+
+	*text = '\0';
+	for (uint32_t i = 0; i < sessions->n_served && n < bytes; i++) {
+		uint32_t index = sessions->served[i];
+		const struct kvt_member_record *first = kvt_core_member(daemon->core, index);
+
+		kvt_log_clean(label, sizeof(label), first ? first->label : "", sizeof(label));
+		n += (size_t)snprintf(text + n, bytes - n, "%s%u:%d:%s", i ? " " : "", index,
+				      first ? first->pid : 0, label);
+	}
+}
+
+void kvt_session_log_damage(struct kvt_daemon *daemon, const struct kvt_session *session,
+			    uint32_t leases)
+{
+	char open[1024];
+
+	name_open(daemon, open, sizeof(open));
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
+			KVT_LOG_WARNING, "page_damaged", "session=%u pid=%d leases=%u open=\"%s\" "
+			"why=\"a page was written after it was sealed, by one of these or by one "
+			"that has ended; it is withdrawn\"", session->index,
+			(int)session->members->pid, leases, open);
+}
+
 /* Log the session's life in one line: how it ended, what it held, how long its pages stayed in
  * quarantine. */
 static void log_free(struct kvt_daemon *daemon, const struct kvt_session *session)

@@ -101,6 +101,10 @@ int kvt_session_resume(struct kvt_daemon *daemon, struct kvt_connection *connect
  * 0 if it is not known. */
 void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session *session,
 			     uint32_t page, uint32_t owner);
+/** Log that a session withdrew a damaged page, which so many leases held, and who may have written
+ * it. */
+void kvt_session_log_damage(struct kvt_daemon *daemon, const struct kvt_session *session,
+			    uint32_t leases);
 /** Note how it ends ("closed", "died", "killed") and what it holds. The first call counts. */
 void kvt_session_note_end(struct kvt_daemon *daemon, struct kvt_session *session,
 			  const char *how);

@@ -224,6 +224,9 @@ static uint64_t run_entry(struct kvt_daemon *daemon, struct kvt_session *session
 			tell_closed(daemon, session);
 		else if (unlikely(sqe->op == KVT_OP_SUSPECT && !cqe.result))
 			kvt_session_log_suspect(daemon, session, sqe->arg, cqe.suspect.owner);
+		else if (unlikely(sqe->op == KVT_OP_REMOVE && sqe->flags & KVT_F_DAMAGED &&
+				  !cqe.result && cqe.remove.state))
+			kvt_session_log_damage(daemon, session, cqe.remove.lock_ref);
 		kvt_ring_cq_put(&session->ring, &cqe);
 		/* A notice will follow. */
 		if (unlikely(cqe.reason == KVT_REASON_ANNOUNCED && sqe->ttl_ms)) {

@@ -7,7 +7,7 @@ $(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
 		$(O)/libkvtrunk-steps.a
 	$(link_test) -lcmocka -lpthread
 
-$(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides host): \
+$(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides host scrub): \
 		$(call objs,tests/proc/store.c)
 
 $(O)/tests/proc/test_helper: $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/tests/proc/helper

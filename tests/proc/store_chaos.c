@@ -5,8 +5,8 @@
  * A worker of each instance serves prompts by chance and compares every page that it reuses with
  * the content that its keys name. Meanwhile daemons, workers and the store are killed, stopped and
  * restarted, pages are evicted, dropped and reset, and the file is damaged, cut, and not to be
- * written. No page may be wrong, and each audit is clean. The seed repeats the choices, not the
- * interleaving.
+ * written. No page may be wrong, the store finds none that was written after it was sealed, and
+ * each audit is clean. The seed repeats the choices, not the interleaving.
  *
  * --plant flips bits of the store's memory. Then it must find a wrong page, and ends with 0 if so.
  */
@@ -73,7 +73,7 @@ static struct kvt_test_child workers[SIDES];
 static struct kvt_test_random chance;
 static char directory[64], path[96];
 static bool has_file, plants;
-static uint64_t done[ACTIONS], loaded, read_back, bad;
+static uint64_t done[ACTIONS], loaded, read_back, bad, scrubbed;
 
 /* ---- a worker */
 
@@ -194,18 +194,21 @@ static void note_store(void)
 		loaded += seen.status.loaded_pages;
 		read_back += i == 0 ? seen.status.file_read_pages : 0;
 		bad += i == 0 ? seen.status.file_bad_pages : 0;
+		scrubbed += seen.status.scrubbed_pages;
+		kvt_test_equal(seen.status.damaged_pages, 0);
 	}
 }
 
 static void start_store(void)
 {
 	const struct kvt_test_daemon *daemons[SIDES];
-	const char *const file[] = { "--file", path, "--file-bytes", "8M", NULL };
+	const char *const options[] = { "--scrub", "200M", has_file ? "--file" : NULL, path,
+					"--file-bytes", "8M", NULL };
 
 	for (uint32_t i = 0; i < SIDES; i++)
 		daemons[i] = &sides[i].daemon;
 	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, "1M",
-				  has_file ? file : NULL);
+				  options);
 }
 
 static void end_store(bool orderly)
@@ -474,9 +477,11 @@ static void report(uint64_t seed, int64_t began_ns)
 	for (uint32_t i = 0; i < ACTIONS; i++)
 		printf("%s%llu %s", i ? ", " : "", (unsigned long long)done[i], actions[i].name);
 	printf("\n%llu prompts, %llu pages compared, %llu loaded, %llu read from files, %llu "
-	       "damaged there; %llu calls lost their daemon, %llu were refused; %llu WRONG\n",
+	       "damaged there, %llu scrubbed; %llu calls lost their daemon, %llu were refused; "
+	       "%llu WRONG\n",
 	       (unsigned long long)counts->prompts, (unsigned long long)counts->compared,
 	       (unsigned long long)loaded, (unsigned long long)read_back, (unsigned long long)bad,
+	       (unsigned long long)scrubbed,
 	       (unsigned long long)counts->lost, (unsigned long long)counts->refused,
 	       (unsigned long long)counts->wrong);
 }

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A store that reads cached pages again, beside real daemons and workers.
+ *
+ * Inputs: prompts of workers; a bit of a cached page is flipped by one that maps the pool.
+ * Invariants: each flip is found; what was computed from it is reused by nobody, from the pool or
+ * from a copy; nothing else is called damaged; each audit is clean. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/lib/cases.h"
+#include "tests/proc/store.h"
+
+#define PAGE 16u
+#define N 512u /* positions of a prompt */
+#define PAGES (N / PAGE)
+#define SIDES 2u
+
+static struct kvt_test_side sides[SIDES];
+static struct kvt_test_store more[SIDES - 1];
+static const char *const scrub[] = { "--scrub", "1G", NULL };
+
+static int start_with(const char *ram)
+{
+	memset(sides, 0, sizeof(sides));
+	kvt_test_daemon_begin(&sides[0].daemon, NULL);
+	kvt_test_side_store(&sides[0], ram, scrub);
+	kvt_test_side_connect(&sides[0]);
+	return 0;
+}
+
+static int start(void **state)
+{
+	return start_with("4M");
+}
+
+static int start_alone(void **state)
+{
+	return start_with("0");
+}
+
+static int stop(void **state)
+{
+	kvt_test_side_end(&sides[0]);
+	return 0;
+}
+
+static int start_two(void **state)
+{
+	const struct kvt_test_daemon *daemons[SIDES];
+
+	memset(sides, 0, sizeof(sides));
+	for (uint32_t i = 0; i < SIDES; i++) {
+		kvt_test_daemon_begin(&sides[i].daemon, NULL);
+		daemons[i] = &sides[i].daemon;
+	}
+	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, "4M", scrub);
+	for (uint32_t i = 0; i < SIDES; i++) {
+		kvt_test_peer_open(&sides[i].peer, i ? &more[i - 1] : &sides[0].store);
+		kvt_test_side_connect(&sides[i]);
+	}
+	return 0;
+}
+
+static int stop_two(void **state)
+{
+	for (uint32_t i = 1; i < SIDES; i++)
+		kvt_test_peer_close(&sides[i].peer);
+	for (uint32_t i = 0; i < SIDES; i++)
+		kvt_test_side_end(&sides[i]);
+	return 0;
+}
+
+static uint32_t serve(uint32_t side, uint32_t prompt)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, prompt);
+	return kvt_test_side_serve(&sides[side], keys, N);
+}
+
+static uint32_t matched(uint32_t side, uint32_t prompt)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, prompt);
+	return kvt_test_matched(sides[side].worker, sides[side].space, keys, N);
+}
+
+/* Wait until all cached pages were read twice since now. */
+static void await_rounds(uint32_t side, uint32_t n_pages)
+{
+	struct kvt_store_status status = kvt_test_store_status(&sides[side].peer);
+	uint64_t enough = status.scrubbed_pages + 4 * n_pages; /* each fourth may be of the round */
+
+	while (status.scrubbed_pages < enough)
+		status = kvt_test_store_status(&sides[side].peer);
+}
+
+static struct kvt_store_status await_damage(uint32_t side, uint64_t n)
+{
+	struct kvt_store_status status = { .damaged_pages = 0 };
+
+	while (status.damaged_pages < n)
+		status = kvt_test_store_status(&sides[side].peer);
+	return status;
+}
+
+/* The page of a cached prompt. */
+static uint32_t page_of(uint32_t side, uint32_t prompt, uint32_t i)
+{
+	struct kvt_result result;
+	uint32_t keys[N], page;
+
+	kvt_test_keys(keys, N, prompt);
+	kvt_test_equal(kvt_match(sides[side].worker, sides[side].space, keys, N, KVT_F_LOCK,
+				 &result), 0);
+	page = result.pages[i];
+	kvt_test_equal(kvt_unlock(sides[side].worker, result.lease, KVT_IDLE), 0);
+	kvt_result_release(sides[side].worker, &result);
+	return page;
+}
+
+static void flip(uint32_t side, uint32_t page, uint32_t bit)
+{
+	uint64_t bytes = kvt_client_info(sides[side].worker)->page_bytes;
+	uint8_t *at = (uint8_t *)sides[side].pool.base + page * bytes + bit / 8;
+
+	*at ^= (uint8_t)(1u << bit % 8);
+}
+
+/* Wait until a prefix is gone from the pool, and its copies with it. */
+static void await_withdrawn(uint32_t side, uint32_t prompt, uint32_t left)
+{
+	while (matched(side, prompt) > left)
+		kvt_test_store_status(&sides[side].peer);
+}
+
+TEST_WITH(a_page_that_was_written_is_withdrawn_with_all_behind_it, start, stop)
+{
+	uint32_t keys[N + PAGE], page;
+	struct kvt_seq *seq;
+
+	kvt_test_equal(serve(0, 1), 0);
+	kvt_test_equal(serve(0, 2), 0);
+	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
+	await_rounds(0, 2 * PAGES);
+	kvt_test_keys(keys, N, 1);
+	kvt_test_keys(keys + N, PAGE, 3);
+	kvt_test_equal(kvt_seq_begin(sides[0].worker, sides[0].space, keys, N + PAGE, 0, 0, &seq),
+		       0);
+	page = page_of(0, 1, 10);
+	flip(0, page, 77);
+	await_damage(0, 1);
+	kvt_test_check(kvt_test_store_await(&sides[0].store, "was written after it was sealed"));
+	await_withdrawn(0, 1, 10 * PAGE);
+	kvt_test_equal(matched(0, 1), 10 * PAGE);
+	kvt_test_check(kvt_test_daemon_said(&sides[0].daemon, "event=page_damaged"));
+	/* Who holds it learns why. */
+	kvt_test_equal(kvt_seq_commit(seq, N + PAGE, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	kvt_test_equal(kvt_client_error(sides[0].worker)->reason, KVT_REASON_DAMAGED);
+	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
+	/* No copy brings it back, and the rest is copied again. */
+	kvt_test_store_settled(&sides[0].peer, PAGES + 10);
+	kvt_test_equal(kvt_test_side_fetch(&sides[0], keys, N), 0);
+	kvt_test_equal(serve(0, 1), 10 * PAGE);
+	kvt_test_side_evict(&sides[0]);
+	kvt_test_equal(serve(0, 2), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).damaged_pages, 1);
+}
+
+TEST_WITH(what_was_damaged_in_one_instance_leaves_the_others, start_two, stop_two)
+{
+	kvt_test_equal(serve(0, 1), 0);
+	kvt_test_store_settled(&sides[0].peer, PAGES);
+	kvt_test_equal(serve(1, 1), N - PAGE); /* loaded */
+	kvt_test_equal(serve(1, 2), 0);
+	kvt_test_store_settled(&sides[1].peer, 2 * PAGES);
+	await_rounds(0, PAGES);
+	flip(0, page_of(0, 1, 3), 0);
+	await_damage(0, 1);
+	for (uint32_t i = 0; i < SIDES; i++) {
+		await_withdrawn(i, 1, 3 * PAGE);
+		kvt_test_equal(matched(i, 1), 3 * PAGE);
+	}
+	/* What is right there, stays, and is copied again. */
+	kvt_test_equal(matched(1, 2), N);
+	kvt_test_store_settled(&sides[1].peer, PAGES + 3);
+	kvt_test_equal(serve(1, 1), 3 * PAGE);
+	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
+}
+
+/* Pages leave and are sealed again all the while, and none of that is damage. */
+TEST_WITH(each_of_a_hundred_writes_is_found_alone, start_alone, stop)
+{
+	enum { WRITES = 100, PROMPTS = 4 };
+
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		kvt_test_equal(serve(0, i), 0);
+	for (uint32_t i = 0; i < WRITES; i++) {
+		uint32_t prompt = i % PROMPTS, at = i * 7 % PAGES, other = 1000 + i;
+
+		await_rounds(0, PROMPTS * PAGES);
+		flip(0, page_of(0, prompt, at), i * 997 % (1024 * 8));
+		kvt_test_equal(serve(0, other), 0);
+		await_damage(0, i + 1);
+		await_withdrawn(0, prompt, at * PAGE);
+		kvt_test_equal(serve(0, prompt), at * PAGE);
+		kvt_test_side_evict(&sides[0]);
+		for (uint32_t j = 0; j < PROMPTS; j++)
+			kvt_test_equal(serve(0, j), 0);
+	}
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).damaged_pages, WRITES);
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).copied_pages, 0);
+}
