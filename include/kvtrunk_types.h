@@ -70,7 +70,7 @@ enum kvt_sqe_flag {
 	KVT_F_NO_WAIT = 1u << 9,    /* BEGIN: do not begin then, but get a notice within ttl_ms */
 	KVT_F_NO_PAGES = 1u << 10,  /* BEGIN: lock and announce, but give no private pages: EXTEND
 				     * does. Until the first one no BEGIN waits for the lease */
-	KVT_F_DAMAGED = 1u << 10,   /* REMOVE: the page was written after it was sealed, so that
+	KVT_F_DAMAGED = KVT_F_NO_PAGES, /* REMOVE: the page was written after it was sealed, so that
 				     * leases of it are told at COMMIT (KVT_REASON_DAMAGED) */
 	KVT_F_SHORTER = 1u << 11,   /* LOCK: what is left of the handle, if anything is; ALLOC: as
 				     * many of the pages as can be had, at least one */

@@ -124,7 +124,9 @@ static void changes_of_nodes(struct world *w)
 		struct kvt_node *node = &w->core->nodes[id];
 		bool live = node->flags & KVT_NODE_LIVE;
 
-		CHANGE(node, flags, id, false);
+		/* Nothing else says why a prefix was removed. */
+		CHANGE_BITS(node, flags, node->flags & KVT_NODE_REMOVED ?
+			    ~(uint32_t)KVT_NODE_DAMAGED : UINT32_MAX, id, false);
 		CHANGE_BITS(node, version, 1, id, !live);
 		CHANGE(node, parent, id, !live);
 		CHANGE(node, first_slot, id, !live);
