@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon and an engine, started by running what `flags` prints through a shell, every word."""
 import contextlib
+import json
 import os
 import pathlib
 import shlex
@@ -30,6 +31,20 @@ def behind(command, words, on_cpu=True):
     again = more & {*said, *NEVER, *(() if on_cpu else ON_CPUS)}
     assert not again, f"behind a printed command: {', '.join(sorted(again))}"
     return [*command, *words]
+
+
+def parsed(words):
+    """Words of a command as fields of an engine's arguments."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            found[name] = True
+        else:
+            with contextlib.suppress(ValueError):
+                word = json.loads(word)
+            found[name] = word
+    return found
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang engines, and the daemon whose pool they share."""
-import contextlib
 import json
 import os
 import pathlib
@@ -65,20 +64,6 @@ def printed(folder, pool, n_ranks=1, page_size=PAGE, drafts=()):
             shlex.join(engine))
 
 
-def parsed(words):
-    """Words of a command as fields of SGLang's arguments."""
-    found = {}
-    for word in words:
-        if word.startswith("--"):
-            name = word[2:].replace("-", "_")
-            found[name] = True
-        else:
-            with contextlib.suppress(ValueError):
-                word = json.loads(word)
-            found[name] = word
-    return found
-
-
 def fields(folder, pages, page_size, n_ranks, drafts):
     """What `flags` prints for engines on a pool of so many pages, and what stands behind it."""
     most = 1 << 30
@@ -89,7 +74,7 @@ def fields(folder, pages, page_size, n_ranks, drafts):
     _, command = printed(folder, pages * shape.page_bytes(page_size), n_ranks, page_size, drafts)
     words = shlex.split(command)
     behind = shlex.split(" ".join([*BEHIND, *IN_PROCESS]))
-    return parsed(printing.behind(words[words.index("--model-path"):], behind))
+    return printing.parsed(printing.behind(words[words.index("--model-path"):], behind))
 
 
 def events(port, replay):

@@ -29,8 +29,8 @@ PROMPTS, BATCH = 64, 50
 def test_right_pages_pass(dtype, start, tmp_path):
     folder = model.write(tmp_path / "model", layers=8, dtype=dtype)
     with testing.daemon(**flags(folder, "--pool-bytes", "256M")[0]) as daemon:
-        a = start(daemon, folder=folder, dtype=dtype, processes=1)
-        b = start(daemon, folder=folder, dtype=dtype, processes=1, max_num_batched_tokens=333,
+        a = start(daemon, folder=folder, processes=1)
+        b = start(daemon, folder=folder, processes=1, max_num_batched_tokens=333,
                   max_num_seqs=64, environment={"KVTRUNK_CHECK_EVERY": "1", "OMP_NUM_THREADS": "2"})
         b.ask(do="remember")
         assert b.answer() is True

@@ -2,22 +2,17 @@
 """A vLLM engine for the tests, by serving.py. EngineCore and its worker are processes of their own,
 as under `vllm serve`.
 
-    serve.py MODEL OPTIONS      OPTIONS: a JSON object for vllm.LLM
+    serve.py MODEL OPTIONS      OPTIONS: a JSON object for vllm.LLM, which has the model, too
 """
 import time
 
 from serving import serve
 
 
-DEFAULTS = {"skip_tokenizer_init": True, "dtype": "float32", "block_size": 32,
-            "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 16,
-            "disable_log_stats": False, "kv_cache_memory_bytes": 1 << 27}
-
-
-def started(folder, options):
+def started(_, options):
     from vllm import LLM
 
-    return LLM(**{"model": folder, **DEFAULTS, **options})
+    return LLM(**options, disable_log_stats=False)  # as in servers
 
 
 def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=None, images=(),

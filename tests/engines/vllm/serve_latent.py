@@ -31,8 +31,8 @@ CpuPlatform.check_and_update_config = classmethod(check)  # in each process: the
 
 def started(folder, options):
     return serve.started(folder, {
-        "block_size": 16, "attention_backend": "CPU_MLA",
-        "compilation_config": {"custom_ops": ["-rotary_embedding"]}, **options})
+        **options, "block_size": 16, "attention_backend": "CPU_MLA",
+        "compilation_config": {"custom_ops": ["-rotary_embedding"]}})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import asyncio
 import itertools
 
 import torch
-from serve import DEFAULTS
 from serving import serve
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
@@ -36,13 +35,12 @@ LOOP = asyncio.new_event_loop()
 NUMBERS = itertools.count()
 
 
-def started(folder, options):
+def started(_, options):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     async def start():
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(
-            **{"model": folder, **DEFAULTS, **options}))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
     return LOOP.run_until_complete(start())
 

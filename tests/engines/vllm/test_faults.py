@@ -37,12 +37,11 @@ def daemon(folder):
 
 
 @pytest.fixture(scope="module")
-def pair(daemon, dtype, folder, start):
+def pair(daemon, folder, start):
     """One that computes, and one that checks each page of the other that it reads. The second has
     its model in its own process, its prompts in other chunks, and two threads."""
-    return started(start(daemon, folder=folder, dtype=dtype),
-                   start(daemon, folder=folder, processes=1, dtype=dtype,
-                         max_num_batched_tokens=112,
+    return started(start(daemon, folder=folder),
+                   start(daemon, folder=folder, processes=1, max_num_batched_tokens=112,
                          environment={"KVTRUNK_CHECK_EVERY": "1", "OMP_NUM_THREADS": "2"}))
 
 

@@ -78,9 +78,8 @@ def daemon(said, kind, page):
 
 
 @pytest.fixture(scope="module")
-def engines(daemon, kind, options, order, start):  # noqa: F811
+def engines(daemon, options, order, start):  # noqa: F811
     """One with a cache of its own, one that shares the daemon's, and one that will be killed."""
-    options = {**options, "dtype": kind["dtype"]}
     return started(start(processes=1, num_gpu_blocks_override=2048, **options),
                    start(daemon, processes=1, environment=PATIENT, **options),
                    start(daemon, environment={"KILL": str(order), **PATIENT}, **options))
@@ -175,7 +174,7 @@ def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811
 
 def test_a_kill_between_alloc_and_commit(daemon, engines, start, kind, options, order):  # noqa: F811
     private, b, _ = engines
-    a = start(daemon, environment={"KILL": str(order)}, dtype=kind["dtype"], **options)
+    a = start(daemon, environment={"KILL": str(order)}, **options)
     kill_at("ALLOC", "EngineCore", daemon, order, [private, b, a])
 
 

@@ -78,7 +78,7 @@ def test_ranks_have_side_pages_in_their_slabs(start, tmp_path_factory):
     said, _ = flags(folder, "--tensor-parallel-size", "2")
     assert (said["n_slabs"], said["sides"]) == ("2", "4")
     with testing.daemon(**said) as sided:
-        a, b = (start(sided, folder=folder, **TWO, dtype="float32", processes=1) for _ in range(2))
+        a, b = (start(sided, folder=folder, **TWO, processes=1) for _ in range(2))
         head = prompt(420, 5 * PAGE)
         for i, (engine, cached) in enumerate(((a, 0), (b, 0), (a, len(head)))):
             text = head + prompt(421 + i, PAGE + 7)  # the second one makes a point behind the head

@@ -13,6 +13,8 @@ from sharing import expect_checked_reuse
 from kvtrunk import testing
 
 KEEP = {"disable_hybrid_kv_cache_manager": True}
+WITHOUT = {"disable_hybrid_kv_cache_manager": None}
+"""`flags` prints it for any model with windows."""
 N_PAGES = 128
 N, SAID = 8, 200
 assert 2 * N * (150 + SAID) > N_PAGES * PAGE
@@ -48,7 +50,7 @@ def engines(daemon, name, order, start):  # noqa: F811
     chunks = {"max_num_batched_tokens": 256}  # equal: experts keep it
     return started(start(processes=1, num_gpu_blocks_override=2048),
                    start(daemon, processes=1, environment={"KVTRUNK_CHECK_EVERY": "1"}, **chunks,
-                         **({} if name == "Mistral" else KEEP)),
+                         **(WITHOUT if name == "Mistral" else KEEP)),
                    start(daemon, environment={"KILL": str(order)}, **chunks, **KEEP))
 
 
