@@ -116,7 +116,8 @@ class State:
         self.ended = False
         """Freed by vLLM, before the check's outcome came."""
         self.redo = False
-        """Whether vLLM must preempt it, because a check failed: its KV is computed again."""
+        """Whether vLLM must preempt it, because a page that it reads is wrong: its KV is computed
+        again."""
         self.drafted: Optional[int] = None
         """Positions whose draft KV was written, if vLLM left it out in a step."""
         self.n_prompt: int = request.num_prompt_tokens
@@ -648,10 +649,16 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._lose(error)
             return
         for ticket, why in refused:
+            damaged = why.reason == "damaged"
             for state in self.states.values():
                 if ticket in state.commits:
                     state.shared = False
-            if not isinstance(why, Stale):
+                    if damaged:
+                        state.redo, state.room = True, 0
+            if damaged:
+                logger.error("kvtrunk: a page that a request reads was written after it was sealed: "
+                             "the request is computed again, but for the tokens that it has")
+            elif not isinstance(why, Stale):
                 self.engine.say(f"a request's KV stays private: {why}")
         if not self.states:
             self._flush()

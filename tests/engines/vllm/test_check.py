@@ -244,6 +244,25 @@ def test_nothing_is_published_before_the_answer(daemon, pair):
     expect_nothing_held(daemon)
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+def test_who_reads_a_damaged_page_is_computed_again(pair, damaged):
+    """But not after any other removal, which leaves its pages as they are."""
+    b = pair[1]
+    expect_checks(b, 1)
+    request = b.add(TEXT, max_tokens=3 * PAGE)
+    b.finish(b.schedule()[0])
+    engine = b.theirs.kv_cache_manager.engine
+    space = engine._spaces.find((engine.name.value(engine.ring.client), None, None))
+    space.remove(TEXT[:2 * PAGE], damaged=damaged)
+    again = 0
+    while b.theirs.has_unfinished_requests():
+        step = b.schedule()[0]
+        again += step.num_scheduled_tokens.get(request.request_id, 1) > 1
+        b.finish(step)
+    assert again == damaged
+    assert list(request.output_token_ids) == [7] * 3 * PAGE
+
+
 def test_a_wrong_page_ends_sharing_and_no_token_of_it_leaves(daemon, pair):
     a, b = pair
     for i, engine in enumerate((a, b)):  # a request that decodes meanwhile, on pages of its own
