@@ -79,7 +79,8 @@ RULES = (
     Rule("--enable-session-radix-cache", "enable_session_radix_cache", _OFF,
          "it is not supported: leave it out"),
     Rule("--kv-canary", "kv_canary", (None, "none"),
-         "it writes into pages of others: leave it out"),
+         "it writes into pages of others: leave it out, and start the pool's kvtstored with "
+         "--scrub, which finds stray writes"),
     Rule("--startup-weight-load-mode", "startup_weight_load_mode", (None, "serial"),
          "the weights must be known before the first request: leave it out"),
     Rule("--prefill-only-disable-kv-cache", "prefill_only_disable_kv_cache", _OFF,
