@@ -218,7 +218,7 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 	pthread_mutex_lock(&host->making);
 	if (!host->tier.ram)
 		rc = make_tiers(store, record_bytes, why);
-	else if (host->tier.page_bytes != store->slabs.record_bytes)
+	else if (host->options.ram_bytes && host->tier.page_bytes != store->slabs.record_bytes)
 		rc = kvt_store_fail(why, -EINVAL, "pages of %s have another size than those of the "
 				    "store: give it a store of its own, or restart this one",
 				    store->daemon_path);

@@ -45,21 +45,31 @@ static int stop(void **state)
 	return 0;
 }
 
-static int start_two(void **state)
+static int start_two_with(const char *ram, const char *second)
 {
 	const struct kvt_test_daemon *daemons[SIDES];
 
 	memset(sides, 0, sizeof(sides));
 	for (uint32_t i = 0; i < SIDES; i++) {
-		kvt_test_daemon_begin(&sides[i].daemon, NULL);
+		kvt_test_daemon_begin(&sides[i].daemon, i ? second : NULL);
 		daemons[i] = &sides[i].daemon;
 	}
-	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, "4M", scrub);
+	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, ram, scrub);
 	for (uint32_t i = 0; i < SIDES; i++) {
 		kvt_test_peer_open(&sides[i].peer, i ? &more[i - 1] : &sides[0].store);
 		kvt_test_side_connect(&sides[i]);
 	}
 	return 0;
+}
+
+static int start_two(void **state)
+{
+	return start_two_with("4M", NULL);
+}
+
+static int start_two_sizes(void **state)
+{
+	return start_two_with("0", "page_bytes = 4096\n");
 }
 
 static int stop_two(void **state)
@@ -188,6 +198,18 @@ TEST_WITH(what_was_damaged_in_one_instance_leaves_the_others, start_two, stop_tw
 	kvt_test_store_settled(&sides[1].peer, PAGES + 3);
 	kvt_test_equal(serve(1, 1), 3 * PAGE);
 	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
+}
+
+TEST_WITH(without_copies_pages_may_have_any_size, start_two_sizes, stop_two)
+{
+	for (uint32_t i = 0; i < SIDES; i++) {
+		kvt_test_equal(serve(i, 1), 0);
+		await_rounds(i, PAGES);
+		flip(i, page_of(i, 1, 5), 8 * 1000);
+		await_damage(i, 1);
+		await_withdrawn(i, 1, 5 * PAGE);
+		kvt_test_equal(serve(i, 1), 5 * PAGE);
+	}
 }
 
 /* Pages leave and are sealed again all the while, and none of that is damage. */
