@@ -157,6 +157,8 @@ def test_numbers_of_calls(client):
         namespace.begin([1, 1.5])
     with pytest.raises(TypeError, match="^page 0 is 'x': pages are whole numbers"):
         client.free(["x"])
+    with pytest.raises(ValueError, match=r"^page 0 is 8589934592: pages are in \[0, 4294967296\)$"):
+        client.free([1 << 33])
     client.free(page)
 
 
