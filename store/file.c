@@ -492,7 +492,7 @@ struct kvt_file_counts kvt_file_count(const struct kvt_file *file)
 		.pages = file->slots.n_found,
 		.written = file->written,
 		.dropped = file->dropped,
-		.budget_bytes = file->writer.budget_bytes,
+		.budget_bytes = file->writer.budget.bytes,
 		.unpaid = file->unpaid,
 		.unpaid_used = file->unpaid_used,
 		.read = file->read,

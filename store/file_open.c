@@ -422,7 +422,9 @@ static struct kvt_file *make_file(struct kvt_tier *tier, const struct kvt_file_o
 	file->writes_most = tier->index.n_entries / KVT_FILE_RAM_PAGES;
 	if (file->writes_most > file->depth)
 		file->writes_most = file->depth;
-	file->writer.budget_bytes = options->write_bytes;
+	file->writer.budget = (struct kvt_budget){
+		.bytes = options->write_bytes, .page = KVT_FILE_BLOCK + tier->record_bytes,
+	};
 	file->path = strdup(options->path);
 	headers = KVT_FILE_KINDS * file->depth;
 	file->headers = aligned_alloc(KVT_FILE_BLOCK, (headers + 1) * KVT_FILE_BLOCK);
@@ -586,7 +588,7 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 		;
 	if (!ends)
 		return; /* the file has what was written before */
-	file->writer.budget_bytes = 0;
+	file->writer.budget.bytes = 0;
 	file->writer.closing = true;
 	file->last_steps = file->slots.n;
 	n = list_ends(ram, ends);

@@ -9,7 +9,6 @@
 #define STEPS_MOST 512u   /* pages looked at in a turn: some 50 us, with the lock */
 #define LEAVES_MOST 256u  /* of the oldest pages that can leave */
 #define AHEAD_SHARE 10u   /* one of so many of the memory is written before it leaves */
-#define SECOND_NS 1000000000ull
 
 static uint64_t name_of(const struct kvt_index_entry *e)
 {
@@ -36,51 +35,9 @@ static struct kvt_writer_page page_of(const struct kvt_file *file, uint32_t entr
 	};
 }
 
-/* ---- the budget */
-
-static uint64_t cost_of(const struct kvt_file *file)
+static bool spend(struct kvt_writer *writer, bool used)
 {
-	return KVT_FILE_BLOCK + file->tier->record_bytes;
-}
-
-/* Bytes that there are at most: of a second, and of two pages. */
-static uint64_t most_bytes(const struct kvt_file *file)
-{
-	return file->writer.budget_bytes + 2 * cost_of(file);
-}
-
-static void fill(struct kvt_file *file)
-{
-	struct kvt_writer *writer = &file->writer;
-	uint64_t now = (uint64_t)kvt_now_ns(), passed_ns = now - writer->filled_ns;
-	uint64_t most = most_bytes(file);
-
-	if (passed_ns > SECOND_NS * 2)
-		passed_ns = SECOND_NS * 2;
-	writer->left_bytes += (uint64_t)((double)writer->budget_bytes * (double)passed_ns /
-					 (double)SECOND_NS);
-	writer->left_bytes = writer->left_bytes < most ? writer->left_bytes : most;
-	writer->filled_ns = now;
-}
-
-/* True if there is budget for a page that was not used. */
-static bool has_spare(struct kvt_file *file)
-{
-	return !file->writer.budget_bytes || file->writer.left_bytes >= most_bytes(file) / 2;
-}
-
-/* Take the budget for a page, `used` or not. False: there is none for it now. */
-static bool spend(struct kvt_file *file, bool used)
-{
-	struct kvt_writer *writer = &file->writer;
-
-	if (!writer->budget_bytes)
-		return true;
-	fill(file);
-	if (writer->left_bytes < cost_of(file) || (!used && !has_spare(file)))
-		return false;
-	writer->left_bytes -= cost_of(file);
-	return true;
+	return kvt_budget_spend(&writer->budget, used, (uint64_t)kvt_now_ns());
 }
 
 /* ---- a path */
@@ -159,7 +116,7 @@ static bool write_path(struct kvt_file *file, uint32_t *steps)
 		if (!e->kept) {
 			if (!kvt_file_has_room(file))
 				return false;
-			if (!spend(file, used)) {
+			if (!spend(writer, used)) {
 				if (!used)
 					pass(file);
 				return !used;
@@ -206,15 +163,15 @@ static uint32_t look(struct kvt_file *file, uint32_t *steps)
 	struct kvt_writer *writer = &file->writer;
 	uint32_t n = 0;
 
-	if (writer->budget_bytes)
-		fill(file);
+	kvt_budget_fill(&writer->budget, (uint64_t)kvt_now_ns());
 	for (uint32_t entry = index->oldest; entry && n < LEAVES_MOST && *steps > 0;
 	     entry = index->entries[entry].younger, --*steps) {
 		const struct kvt_index_entry *e = &index->entries[entry];
 
 		if (!leaves_soon(file->tier, entry))
 			break;
-		if (n++ < writer->skip || e->kept || (e->passed && !has_spare(file)))
+		if (n++ < writer->skip || e->kept ||
+		    (e->passed && !kvt_budget_has_spare(&writer->budget)))
 			continue;
 		writer->skip = n;
 		return entry;
@@ -251,9 +208,9 @@ static bool leave(void *self, uint32_t entry)
 		return false;
 	if (!kvt_file_has_room(file)) {
 		file->dropped++;
-	} else if (!kvt_file_is_next(file, entry) && !file->writer.budget_bytes) {
+	} else if (!kvt_file_is_next(file, entry) && !file->writer.budget.bytes) {
 		file->dropped++;
-	} else if (!kvt_file_is_next(file, entry) || !spend(file, e->used)) {
+	} else if (!kvt_file_is_next(file, entry) || !spend(&file->writer, e->used)) {
 		file->unpaid++;
 		file->unpaid_used += e->used;
 	} else {

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "store/below.h"
+#include "store/budget.h"
 
 struct kvt_file;
 
@@ -33,9 +34,7 @@ struct kvt_writer_page {
 };
 
 struct kvt_writer {
-	uint64_t budget_bytes; /* a second; 0: there is none */
-	uint64_t left_bytes;   /* of it now */
-	uint64_t filled_ns;    /* time of `left_bytes` */
+	struct kvt_budget budget;
 	struct kvt_writer_page next; /* of the path, that is noted next; entry 0: all are */
 	uint32_t skip;    /* of the oldest pages: they were looked at */
 	bool closing;     /* turns do nothing */

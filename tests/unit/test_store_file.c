@@ -300,22 +300,22 @@ TEST_WITH(with_a_budget_what_was_used_is_written_first, start, stop)
 	put_path(20, 8);
 	tier.index.entries[kvt_index_find(&tier.index, &(struct kvt_chain){
 		.digest = { 0, 0, 0, 0, 5 } })].used = 1;
-	file->writer.budget_bytes = 1; /* two pages of it at once, no more while this test runs */
-	file->writer.filled_ns = (uint64_t)kvt_now_ns();
+	file->writer.budget.bytes = 1; /* two pages of it at once, no more while this test runs */
+	file->writer.budget.filled_ns = (uint64_t)kvt_now_ns();
 	for (uint32_t i = 1; i <= 5; i++) { /* up to the one that was used */
 		assert_int_equal(slot_of(i), 0);
-		file->writer.left_bytes = SLOT_BYTES;
+		file->writer.budget.left = SLOT_BYTES;
 		settle_turns();
 		assert_int_not_equal(slot_of(i), 0);
 	}
-	file->writer.left_bytes = SLOT_BYTES - 1; /* the rest waits for more than a half */
+	file->writer.budget.left = SLOT_BYTES - 1; /* the rest waits for more than a half */
 	settle_turns();
 	assert_int_equal(file->written, 5);
 	assert_true(tier.index.entries[end].passed);
 	assert_false(leave(end));
 	assert_int_equal(kvt_file_count(file).unpaid, 1);
 	assert_int_equal(kvt_file_count(file).unpaid_used, 0);
-	file->writer.left_bytes = 2 * SLOT_BYTES;
+	file->writer.budget.left = 2 * SLOT_BYTES;
 	settle_turns();
 	assert_int_equal(file->written, 7);
 	assert_int_equal(slot_of(20), 0);
