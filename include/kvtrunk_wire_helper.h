@@ -9,10 +9,11 @@
  *
  *     store   HELLO   + descriptor of the store's memory
  *     helper  READY   connected: it may be asked
- *     store   EXISTS, GET or PUT: at most one of each kind without its answer
+ *     store   EXISTS, GET or PUT: at most one of each without its answer, two of GET
  *     helper  the same kind: a bit for each page
  *
- * Answers may come in any order. A helper ends at end of file.
+ * Answers may come in any order. A helper ends at end of file. One of another version ends at HELLO
+ * or is killed at its READY: the log of kvtstored says so.
  *
  * A page's value in the distributed store is its record and, behind it, its seal. Both lie in the
  * store's memory, where the request says. The store writes and checks seals. A helper stores and
@@ -24,9 +25,11 @@
 #include "kvtrunk_wire_control.h"
 
 #define KVT_HELPER_MAGIC 0x4856414bu /* "KAVH" */
-#define KVT_HELPER_VERSION 1u
+#define KVT_HELPER_VERSION 2u
 #define KVT_HELPER_PAGES 2048u /* in a request */
 #define KVT_HELPER_NAME 16u    /* bytes of a page's name */
+#define KVT_HELPER_KIND 16u    /* bytes of a word for the distributed store */
+#define KVT_HELPER_GETS 2u     /* without their answers */
 
 enum kvt_helper_type {
 	KVT_HELPER_HELLO = 1,
@@ -44,6 +47,12 @@ struct kvt_helper_hello {
 	uint64_t batch_bytes;  /* most record bytes of a GET or PUT */
 };
 _Static_assert(sizeof(struct kvt_helper_hello) == 48, "kvt_helper_hello");
+
+struct kvt_helper_ready {
+	struct kvt_message head;
+	char kind[KVT_HELPER_KIND]; /* of store, for people: a-z and 0-9, then a NUL or more */
+};
+_Static_assert(sizeof(struct kvt_helper_ready) == 40, "kvt_helper_ready");
 
 /** Behind each record. The crc32c is that of the crc32c of each quarter of the record, the last one
  * with the up to three bytes over, and of the seal with crc32c 0. */

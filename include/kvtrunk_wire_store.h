@@ -117,7 +117,10 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(COUNTER, helper_read_pages, "Pages that the helper brought.")                            \
 	X(COUNTER, helper_bad_pages, "Pages of it that were missing, or not as written.")          \
 	X(COUNTER, helper_written_pages, "Pages that the helper wrote.")                           \
-	X(COUNTER, helper_dropped_pages, "Pages not written: it was slow or failed.")
+	X(COUNTER, helper_dropped_pages, "Pages not written in time: it was slow, or ended.")      \
+	X(COUNTER, helper_refused_pages, "Pages that it could not write.")                         \
+	X(GAUGE, helper_full, "1: of the last 1,000 pages it could not write more than half.")     \
+	X(GAUGE, helper_garbage, "1: of the last 1,000 that it brought 11 or more were damaged.")
 
 /** What a store measures the time of: X(name, meaning), in the order of struct kvt_store_status.
  * Metrics: histograms kvtrunk_store_NAME_seconds. */
@@ -146,7 +149,8 @@ struct kvt_store_status {
 #define KVT_STORE_TIME(name, meaning) struct kvt_store_time name##_time;
 	KVT_STORE_TIMES(KVT_STORE_TIME)
 #undef KVT_STORE_TIME
+	char helper_kind[16]; /* of the distributed store, "" before its helper was ready; NUL */
 };
-_Static_assert(sizeof(struct kvt_store_status) == 408 + 4 * 136, "kvt_store_status");
+_Static_assert(sizeof(struct kvt_store_status) == 432 + 4 * 136 + 16, "kvt_store_status");
 
 #endif

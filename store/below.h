@@ -12,6 +12,7 @@
  *     turn()     does what takes long, a part of it
  *     entered()  a page came into the memory
  *     leave()    a page is the next to leave it
+ *     used()     a path is used here that ends with a page of the memory
  *
  * All but turn() are called with the lock of the memory, and no function waits. turn() is called
  * without it, before arrived(), by one thread at a time. Between read() and arrived()
@@ -33,9 +34,10 @@ struct kvt_below {
 	int (*read)(void *self, const struct kvt_chain *page, uint32_t entry);
 	/* Return true if a read has ended. It checked that the bytes are the page's. */
 	bool (*arrived)(void *self, uint32_t *ret_entry, bool *ret_good);
-	void (*entered)(void *self, uint32_t entry); /* NULL, with leave(): it writes nothing */
+	void (*entered)(void *self, uint32_t entry);
 	/* Return true if the page stays, pinned, until it is written. */
 	bool (*leave)(void *self, uint32_t entry);
+	void (*used)(void *self, uint32_t entry); /* NULL: it does not need to know */
 	/* Return true if there is more to do at once. NULL: nothing takes long. */
 	bool (*turn)(void *self);
 };

@@ -36,7 +36,7 @@
 #include "store/times.h"
 
 #define KVT_FILE_BLOCK 4096u
-#define KVT_FILE_DEPTH_MOST KVT_COMING_MOST
+#define KVT_FILE_DEPTH_MOST 64u
 #define KVT_FILE_RAM_PAGES 8u /* that the memory must have at least */
 
 #define KVT_FILE_CACHES 16u

@@ -149,18 +149,9 @@ static uint32_t n_ended(struct kvt_store *store)
 /* End the first n copies. `complete`: all records of the feed were taken since their jobs ended. */
 static void end_copies(struct kvt_store *store, uint32_t n, bool complete)
 {
-	struct kvt_remote *remote = store->host->remote;
-
 	for (; n > 0; n--) {
-		struct kvt_copy *copy = copy_at(store, 0);
-		const struct kvt_chain *name = kvt_known_name(&store->known, copy->job.page);
-
-		if (kvt_copy_end(store->tier, &store->known, &store->share, copy, complete) &&
-		    remote) {
-			kvt_tier_lock(store->tier);
-			kvt_remote_store(remote, copy->entry, name);
-			kvt_tier_unlock(store->tier);
-		}
+		kvt_copy_end(store->tier, &store->known, &store->share, copy_at(store, 0),
+			     complete);
 		store->copies_at = (store->copies_at + 1) % KVT_COPIES_MOST;
 		store->n_copies--;
 	}

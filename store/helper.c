@@ -27,8 +27,13 @@ extern char **environ;
 
 int kvt_helper_init(struct kvt_helper *helper, const struct kvt_helper_options *options, int epoll)
 {
+	static const enum kvt_helper_type kinds[KVT_HELPER_OPEN] = {
+		KVT_HELPER_EXISTS, KVT_HELPER_PUT, KVT_HELPER_GET, KVT_HELPER_GET,
+	};
+
 	*helper = (struct kvt_helper){ .options = *options, .epoll = epoll, .fd = -1 };
-	for (uint32_t i = 0; i < KVT_HELPER_KINDS; i++) {
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++) {
+		helper->open[i].kind = kinds[i];
 		helper->open[i].request = calloc(1, sizeof(*helper->open[i].request));
 		if (!helper->open[i].request) {
 			kvt_helper_destroy(helper);
@@ -56,7 +61,7 @@ void kvt_helper_destroy(struct kvt_helper *helper)
 	end(helper, NULL);
 	if (helper->state == KVT_HELPER_ENDING)
 		waitpid(helper->pid, NULL, 0);
-	for (uint32_t i = 0; i < KVT_HELPER_KINDS; i++)
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++)
 		free(helper->open[i].request);
 	*helper = (struct kvt_helper){ .fd = -1 };
 }
@@ -147,29 +152,33 @@ static void start(struct kvt_helper *helper, uint64_t now_ns)
 
 /* ---- requests */
 
-static struct kvt_helper_open *open_of(const struct kvt_helper *helper, enum kvt_helper_type kind)
+/* Where another request of a kind has its place, NULL: all are open. */
+static const struct kvt_helper_open *place_of(const struct kvt_helper *helper,
+					      enum kvt_helper_type kind)
 {
-	KVT_ASSERT(kind >= KVT_HELPER_EXISTS && kind <= KVT_HELPER_PUT);
-	return (struct kvt_helper_open *)&helper->open[kind - KVT_HELPER_EXISTS];
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++)
+		if (helper->open[i].kind == kind && !helper->open[i].begun_ns)
+			return &helper->open[i];
+	return NULL;
 }
 
 struct kvt_helper_page *kvt_helper_room(const struct kvt_helper *helper,
 					enum kvt_helper_type kind)
 {
-	struct kvt_helper_open *open = open_of(helper, kind);
+	const struct kvt_helper_open *open = place_of(helper, kind);
 
-	return helper->state == KVT_HELPER_IS_READY && !open->begun_ns ? open->request->pages :
-									 NULL;
+	return helper->state == KVT_HELPER_IS_READY && open ? open->request->pages : NULL;
 }
 
 int kvt_helper_ask(struct kvt_helper *helper, enum kvt_helper_type kind, uint32_t n_pages,
 		   uint64_t now_ns)
 {
-	struct kvt_helper_open *open = open_of(helper, kind);
+	struct kvt_helper_open *open = (struct kvt_helper_open *)place_of(helper, kind);
 	size_t bytes = sizeof(*open->request) -
 		       (KVT_HELPER_PAGES - n_pages) * sizeof(*open->request->pages);
 
-	KVT_ASSERT(kvt_helper_room(helper, kind) && n_pages > 0 && n_pages <= KVT_HELPER_PAGES);
+	KVT_ASSERT(helper->state == KVT_HELPER_IS_READY && open);
+	KVT_ASSERT(n_pages > 0 && n_pages <= KVT_HELPER_PAGES);
 	open->request->head = head_of(kind, bytes, ++helper->cookie);
 	open->request->n_pages = n_pages;
 	if (send(helper->fd, open->request, bytes, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)bytes)
@@ -179,12 +188,12 @@ int kvt_helper_ask(struct kvt_helper *helper, enum kvt_helper_type kind, uint32_
 }
 
 /* Complete an open request. `bits` NULL: with nothing. */
-static void complete(struct kvt_helper *helper, enum kvt_helper_type kind, const uint64_t *bits,
+static void complete(struct kvt_helper_open *open, const uint64_t *bits,
 		     struct kvt_helper_done *ret_done)
 {
-	struct kvt_helper_open *open = open_of(helper, kind);
-
-	*ret_done = (struct kvt_helper_done){ .kind = kind, .n_pages = open->request->n_pages,
+	*ret_done = (struct kvt_helper_done){ .kind = open->kind, .answered = bits != NULL,
+					      .cookie = open->request->head.cookie,
+					      .n_pages = open->request->n_pages,
 					      .pages = open->request->pages };
 	if (bits)
 		memcpy(ret_done->bits, bits, sizeof(ret_done->bits));
@@ -194,31 +203,52 @@ static void complete(struct kvt_helper *helper, enum kvt_helper_type kind, const
 /* Complete a request of a helper that is gone. */
 static bool abandon(struct kvt_helper *helper, struct kvt_helper_done *ret_done)
 {
-	for (int kind = KVT_HELPER_EXISTS; kind <= KVT_HELPER_PUT; kind++) {
-		if (open_of(helper, kind)->begun_ns) {
-			complete(helper, kind, NULL, ret_done);
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++) {
+		if (helper->open[i].begun_ns) {
+			complete(&helper->open[i], NULL, ret_done);
 			return true;
 		}
 	}
 	return false;
 }
 
-static bool is_answer(const struct kvt_helper *helper, const struct kvt_message *head)
+/* Find the open request that a message answers, NULL: none. */
+static struct kvt_helper_open *asked_by(struct kvt_helper *helper, const struct kvt_message *head)
 {
-	const struct kvt_helper_open *open;
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++) {
+		struct kvt_helper_open *open = &helper->open[i];
 
-	if (head->type < KVT_HELPER_EXISTS || head->type > KVT_HELPER_PUT)
+		if (open->begun_ns && head->type == open->kind &&
+		    head->cookie == open->request->head.cookie)
+			return open;
+	}
+	return NULL;
+}
+
+/* Take READY. False: it is none. */
+static bool take_ready(struct kvt_helper *helper, const struct kvt_helper_ready *ready)
+{
+	static const char good[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+
+	if (ready->head.type != KVT_HELPER_READY || ready->kind[KVT_HELPER_KIND - 1] ||
+	    ready->kind[strspn(ready->kind, good)])
 		return false;
-	open = open_of(helper, head->type);
-	return open->begun_ns && head->cookie == open->request->head.cookie;
+	memcpy(helper->kind, ready->kind, sizeof(helper->kind));
+	helper->state = KVT_HELPER_IS_READY;
+	fprintf(stderr, "kvtstored: the helper is ready\n");
+	return true;
 }
 
 /* Take one message. Returns true if a request completed. */
 static bool take(struct kvt_helper *helper, struct kvt_helper_done *ret_done, bool *ret_more)
 {
-	struct kvt_helper_answer answer;
-	ssize_t n = recv(helper->fd, &answer, sizeof(answer), MSG_DONTWAIT | MSG_TRUNC);
-	const struct kvt_message *head = &answer.head;
+	union {
+		struct kvt_helper_answer answer;
+		struct kvt_helper_ready ready;
+	} said;
+	ssize_t n = recv(helper->fd, &said, sizeof(said), MSG_DONTWAIT | MSG_TRUNC);
+	const struct kvt_message *head = &said.answer.head;
+	struct kvt_helper_open *open;
 
 	*ret_more = n > 0;
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -231,22 +261,23 @@ static bool take(struct kvt_helper *helper, struct kvt_helper_done *ret_done, bo
 	}
 	if ((size_t)n < sizeof(*head) || head->magic != KVT_HELPER_MAGIC ||
 	    head->version != KVT_HELPER_VERSION || head->bytes != (uint32_t)n) {
-		end(helper, "sent what is no message");
+		end(helper, (size_t)n >= sizeof(*head) && head->magic == KVT_HELPER_MAGIC &&
+		    head->version != KVT_HELPER_VERSION ?
+		    "is of another version: install kvtstored and it from one release" :
+		    "sent what is no message");
 		return false;
 	}
 	*ret_more = true;
-	if (helper->state == KVT_HELPER_STARTING && head->type == KVT_HELPER_READY &&
-	    n == sizeof(*head)) {
-		helper->state = KVT_HELPER_IS_READY;
-		fprintf(stderr, "kvtstored: the helper is ready\n");
+	if (helper->state == KVT_HELPER_STARTING && n == sizeof(said.ready) &&
+	    take_ready(helper, &said.ready))
 		return false;
-	}
-	if (n != sizeof(answer) || !is_answer(helper, head)) {
+	open = asked_by(helper, head);
+	if (n != sizeof(said.answer) || !open) {
 		end(helper, "answered what was not asked");
 		return false;
 	}
 	helper->failures = 0;
-	complete(helper, head->type, answer.bits, ret_done);
+	complete(open, said.answer.bits, ret_done);
 	return true;
 }
 
@@ -256,7 +287,7 @@ static bool is_silent(const struct kvt_helper *helper, uint64_t now_ns)
 
 	if (helper->state == KVT_HELPER_STARTING)
 		return now_ns > helper->since_ns + patience_ns;
-	for (uint32_t i = 0; i < KVT_HELPER_KINDS; i++) {
+	for (uint32_t i = 0; i < KVT_HELPER_OPEN; i++) {
 		const struct kvt_helper_open *open = &helper->open[i];
 
 		if (open->begun_ns && now_ns > open->begun_ns + patience_ns)

@@ -10,9 +10,9 @@
  *        ^                  |                  |   it exits, lies or is silent: SIGKILL
  *        +----reaped---- ENDING <--------------+
  *
- * Of each kind one request is open at most. One that takes long keeps its kind closed: callers
- * wait no longer than they want, and ask nothing more. Requests of a helper that is killed complete
- * with nothing once it is reaped: only then can it no longer write their memory.
+ * Of each kind one request is open at most, of GET two. Those that take long keep their kind
+ * closed: callers wait no longer than they want, and ask nothing more. Requests of a helper that is
+ * killed complete with nothing once it is reaped: only then can it no longer write their memory.
  */
 
 #include <stdbool.h>
@@ -20,7 +20,7 @@
 
 #include "kvtrunk_wire_helper.h"
 
-#define KVT_HELPER_KINDS 3u /* EXISTS, GET, PUT */
+#define KVT_HELPER_OPEN (2u + KVT_HELPER_GETS) /* EXISTS, PUT, GETs */
 
 enum kvt_helper_state {
 	KVT_HELPER_STOPPED = 0,
@@ -47,15 +47,19 @@ struct kvt_helper {
 	uint32_t failures;         /* ends since the last answer */
 	uint64_t starts, kills;
 	uint64_t cookie;           /* of the last request */
+	char kind[KVT_HELPER_KIND]; /* as the last one that was ready said */
 	struct kvt_helper_open {
 		uint64_t begun_ns; /* 0: no request is open */
+		enum kvt_helper_type kind;
 		struct kvt_helper_request *request;
-	} open[KVT_HELPER_KINDS];
+	} open[KVT_HELPER_OPEN];
 };
 
 /** A request that completed. Its pages are valid until the next kvt_helper_ask() of its kind. */
 struct kvt_helper_done {
 	enum kvt_helper_type kind;
+	bool answered;   /* false: its helper is gone */
+	uint64_t cookie; /* struct kvt_helper's, as kvt_helper_ask() left it */
 	uint32_t n_pages;
 	const struct kvt_helper_page *pages;
 	uint64_t bits[KVT_HELPER_PAGES / 64]; /* as in struct kvt_helper_answer */

@@ -28,7 +28,8 @@
 #include "store/store.h"
 
 #define CHUNK_POSITIONS 512u /* a COMMIT each */
-#define AHEAD_PAGES 64u      /* of a load that are pinned or on their way */
+#define AHEAD_PAGES 64u      /* of a load that are pinned or on their way, or more of small ones: */
+#define AHEAD_BYTES (64ull << 20)
 #define LATE_NS 1000000000ull /* a load ends that waits for a page so long */
 #define AHEAD_READS 2u       /* begun at a time: each may write a page that leaves the memory */
 #define AWAITED_POSITIONS 64u /* BEGINs do not wait for fewer: coalesce_threshold by default */
@@ -525,6 +526,15 @@ static int take_copied(struct kvt_store *store, struct kvt_load *load)
 	return n;
 }
 
+/* Take note that what was loaded is used: the path, and side pages. */
+static void use_loaded(struct kvt_store *store, const struct kvt_load *load)
+{
+	uint32_t n = main_pages_done(load);
+
+	for (uint32_t i = n ? n - 1 : 0; i < load->done; i++)
+		kvt_tier_use(store->tier, &load->pages[i].name);
+}
+
 /* End a load. `seal`: with what was copied since its last commit. */
 static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 {
@@ -551,6 +561,7 @@ static void end(struct kvt_store *store, struct kvt_load *load, bool seal)
 		kvt_store_time_add(&loads->time, (uint64_t)kvt_now_ns() - load->begun_ns);
 	if (seal && pages_left(load) == 0)
 		give_sides(load);
+	use_loaded(store, load);
 	kvt_seq_end(load->seq, n_positions, NULL, 0, KVT_IDLE, 0);
 	free_sides(store, load);
 	if (load->namespace_id != loads->namespace_id)
@@ -626,11 +637,12 @@ static int64_t bring_page(struct kvt_store *store, struct kvt_load *load, uint32
 /* Have pages behind the next one read, as far as there is room. */
 static void read_ahead(struct kvt_store *store, struct kvt_load *load)
 {
-	uint64_t before = store->begun;
+	uint64_t before = store->begun, ahead = AHEAD_BYTES / store->slabs.record_bytes;
 
+	ahead = ahead > AHEAD_PAGES ? ahead : AHEAD_PAGES;
 	if (load->ahead <= load->at)
 		load->ahead = load->at + 1;
-	for (; load->ahead < load->n_pages && load->ahead - load->at < AHEAD_PAGES &&
+	for (; load->ahead < load->n_pages && load->ahead - load->at < ahead &&
 	       store->begun - before < AHEAD_READS; load->ahead++)
 		if (bring_page(store, load, load->ahead) == -EAGAIN)
 			return;

@@ -42,6 +42,7 @@
 #define DEFAULT_LOAD_PERCENT 12u
 #define DEFAULT_HELPER_WAIT_MS 4u
 #define DEFAULT_HELPER_BATCH_BYTES (16ull << 20)
+#define DEFAULT_HELPER_AGAIN_S 600u
 #define HELPER_QUEUE_PAGES 4096u
 #define DEFAULT_FILE_DEPTH 32u
 #define DEFAULT_STOP_S 60u
@@ -76,7 +77,8 @@ static void usage(FILE *to)
 		"                 [--file PATH --file-bytes SIZE [--file-write-bytes SIZE]\n"
 		"                 [--file-depth N] [--stop-seconds N]]\n"
 		"                 [--helper COMMAND [--helper-wait-ms N]\n"
-		"                 [--helper-batch-bytes SIZE]]\n\n"
+		"                 [--helper-batch-bytes SIZE] [--helper-write-bytes SIZE]\n"
+		"                 [--helper-again-seconds N]]\n\n"
 		"  --socket PATH      of kvtrunkd; default: $KVTRUNK_SOCKET, then\n"
 		"                     " KVT_DEFAULT_SOCKET ". The store's own socket is\n"
 		"                     beside it, with .store instead of .sock. Repeated: one\n"
@@ -107,11 +109,17 @@ static void usage(FILE *to)
 		"                     time of it to say what it has; default: %u\n"
 		"  --helper-batch-bytes SIZE\n"
 		"                     most that it moves in one call; default: 16M\n"
+		"  --helper-write-bytes SIZE\n"
+		"                     write no more there in a second; default: no limit.\n"
+		"                     What came back is written first\n"
+		"  --helper-again-seconds N\n"
+		"                     ask as often whether it still has what is used here, and\n"
+		"                     write again what it lost; default: %u\n"
 		"  --bench            measure memory, and the disk of --file, which is made and\n"
 		"                     removed; serve nothing\n"
 		"  --help, --version\n", KVT_STORE_INSTANCES, DEFAULT_MIN_POSITIONS,
 		DEFAULT_QUEUE_PAGES, DEFAULT_LOAD_PERCENT, DEFAULT_WORKERS, DEFAULT_FILE_DEPTH,
-		DEFAULT_STOP_S, DEFAULT_HELPER_WAIT_MS);
+		DEFAULT_STOP_S, DEFAULT_HELPER_WAIT_MS, DEFAULT_HELPER_AGAIN_S);
 }
 
 /* Read "64G" or "64GiB". */
@@ -197,6 +205,11 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 			return "1 to 60000";
 		options->remote.wait_ns = ms * 1000000ull;
 		return NULL;
+	case 'z':
+		return parse_size(text, &options->remote.write_bytes) ? NULL :
+		       "a size above 0, as 100M; no share (%)";
+	case 'i':
+		return parse_count(text, 86400, &options->remote.again_s) ? NULL : "1 to 86400";
 	default:
 		return parse_size(text, &options->remote.batch_bytes) ? NULL :
 		       "a size above 0, as 16M; no share (%)";
@@ -235,6 +248,8 @@ static const struct option words[] = {
 	{ "helper", required_argument, NULL, 'x' },
 	{ "helper-wait-ms", required_argument, NULL, 'w' },
 	{ "helper-batch-bytes", required_argument, NULL, 'y' },
+	{ "helper-write-bytes", required_argument, NULL, 'z' },
+	{ "helper-again-seconds", required_argument, NULL, 'i' },
 	{ "bench", no_argument, NULL, 'n' },
 	{ "help", no_argument, NULL, 'h' },
 	{ "version", no_argument, NULL, 'v' },
@@ -276,7 +291,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			allowed = parse_value(options, option, optarg);
 			if (!allowed && strchr("adt", option))
 				of_file = kvt_option_name();
-			else if (!allowed && strchr("wy", option))
+			else if (!allowed && strchr("wyzi", option))
 				of_helper = kvt_option_name();
 			if (!allowed)
 				break;
@@ -804,6 +819,7 @@ int main(int argc, char **argv)
 			.remote.wait_ns = DEFAULT_HELPER_WAIT_MS * 1000000ull,
 			.remote.batch_bytes = DEFAULT_HELPER_BATCH_BYTES,
 			.remote.queue_pages = HELPER_QUEUE_PAGES,
+			.remote.again_s = DEFAULT_HELPER_AGAIN_S,
 		},
 	};
 	struct kvt_store_options *options = &all.host.options;

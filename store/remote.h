@@ -7,8 +7,12 @@
  * A distributed store as a tier below the memory, by a helper process.
  *
  * What it has is known only by asking. So a FETCH is asked for first, and answered when the helper
- * has answered, or in time without it; until then names are not had. Pages that are copied out of
- * the pool are stored through it, as far as it keeps up.
+ * has answered, or in time without it; until then names are not had.
+ *
+ * Pages that are copied out of the pool are put there, as far as it keeps up and a budget allows:
+ * what came back first, which is what was used here, or was computed again. When a path is used of
+ * whose end nothing was heard for `again_s`, that is asked for. If it is missing, the path is put
+ * again, before others: so what is used here does not stay lost there.
  *
  * A GET that is late or brings nothing closes it for a while, which doubles: EXISTS is no promise
  * in such stores, and one that hangs must cost no more than one load.
@@ -27,14 +31,19 @@ struct kvt_remote_options {
 	const char *command; /* NULL: none */
 	uint64_t batch_bytes;  /* of a GET or PUT */
 	uint64_t wait_ns;      /* a FETCH waits so long for the helper */
-	uint32_t queue_pages;  /* that wait to be stored */
+	uint32_t queue_pages;  /* that wait to be put: of what came back, and of others */
+	uint64_t write_bytes;  /* most that is put in a second; 0: no limit */
+	uint32_t again_s;      /* a page is not asked for again in so many seconds, below 2^29 */
 };
 
 struct kvt_remote_counts {
 	uint64_t ready; /* 1: now */
 	uint64_t starts;
 	uint64_t got, bad;        /* pages: brought; promised, and missing or not as they were */
-	uint64_t stored, dropped; /* pages; dropped: the helper was slow, or refused them */
+	uint64_t stored, refused; /* pages, by the helper */
+	uint64_t dropped;         /* pages: the helper was slow, or ended */
+	uint64_t full, garbage;   /* 1: of the last pages too many were refused, or damaged */
+	const char *kind;         /* as the helper calls the distributed store, "" before */
 	struct kvt_store_time get_time;
 };
 
@@ -55,8 +64,5 @@ bool kvt_remote_turn(struct kvt_remote *remote);
 uint64_t kvt_remote_ask(struct kvt_remote *remote, const struct kvt_chain *names, uint32_t n);
 /** Return true if a round was answered, or will not be. */
 bool kvt_remote_answered(const struct kvt_remote *remote, uint64_t round);
-
-/** Store the page of an entry that was just published. It may have left since. */
-void kvt_remote_store(struct kvt_remote *remote, uint32_t entry, const struct kvt_chain *page);
 
 #endif

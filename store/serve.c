@@ -445,6 +445,9 @@ static struct kvt_store_status status_of(const struct kvt_server *server)
 		.helper_bad_pages = remote.bad,
 		.helper_written_pages = remote.stored,
 		.helper_dropped_pages = remote.dropped,
+		.helper_refused_pages = remote.refused,
+		.helper_full = remote.full,
+		.helper_garbage = remote.garbage,
 		.fetch_time = server->fetch_time,
 		.load_time = loads->time,
 		.file_read_time = file.read_time,
@@ -469,6 +472,8 @@ static void answer_status(struct kvt_server *server, struct kvt_peer *peer,
 
 	kvt_tier_lock(server->store->tier);
 	status = status_of(server);
+	snprintf(status.helper_kind, sizeof(status.helper_kind), "%s",
+		 kvt_remote_count(server->store->host->remote).kind);
 	kvt_tier_unlock(server->store->tier);
 	status.head = head_of(head->type, sizeof(status), head->cookie);
 	if (head->type == KVT_STORE_DROP) {

@@ -159,6 +159,9 @@ void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page)
 	entry = find(tier, page);
 	if (entry)
 		use(tier, entry);
+	for (uint32_t i = 0; i < tier->n_below && entry; i++)
+		if (tier->below[i].used)
+			tier->below[i].used(tier->below[i].self, entry);
 	kvt_tier_unlock(tier);
 }
 
@@ -211,8 +214,7 @@ static uint32_t take(struct kvt_tier *tier)
 	uint32_t i = 0;
 
 	while (!index->first_free && index->oldest != index->youngest && i < tier->n_below)
-		if (!tier->below[i].leave || !tier->below[i].leave(tier->below[i].self,
-								   index->oldest))
+		if (!tier->below[i].leave(tier->below[i].self, index->oldest))
 			i++;
 	return kvt_index_take(&tier->index);
 }
@@ -221,8 +223,7 @@ static uint32_t take(struct kvt_tier *tier)
 static void enter(struct kvt_tier *tier, uint32_t entry)
 {
 	for (uint32_t i = 0; i < tier->n_below; i++)
-		if (tier->below[i].entered)
-			tier->below[i].entered(tier->below[i].self, entry);
+		tier->below[i].entered(tier->below[i].self, entry);
 }
 
 /* Let a page be found whose bytes are there, or drop it. False: it was, or all pages were. */
@@ -275,7 +276,7 @@ static int64_t bring(struct kvt_tier *tier, const struct kvt_chain *page,
 		return kvt_index_is_found(&tier->index, entry) ? -ENOENT : 0;
 	if (!has(tier, page))
 		return -ENOENT;
-	if (tier->n_coming && tier->n_coming >= (most < KVT_COMING_MOST ? most : KVT_COMING_MOST))
+	if (tier->n_coming && tier->n_coming >= most)
 		return -EAGAIN;
 	entry = take(tier);
 	if (!entry)

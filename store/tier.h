@@ -38,7 +38,6 @@
 #include "store/workers.h"
 
 #define KVT_BELOW_MOST 2u /* a file, a helper */
-#define KVT_COMING_MOST 64u /* from below */
 
 struct kvt_tier {
 	pthread_mutex_t lock;
@@ -113,7 +112,7 @@ int64_t kvt_tier_bring(struct kvt_tier *tier, const struct kvt_chain *page,
  * may be more: call again. One thread calls it. */
 bool kvt_tier_arrivals(struct kvt_tier *tier);
 
-/** Note that a request continues behind a cached page, as far as that is here. */
+/** Note that a request uses the path up to a page, as far as that is here. */
 void kvt_tier_use(struct kvt_tier *tier, const struct kvt_chain *page);
 
 /** Have the page in a COMING entry checked, if its bytes came: else the job has ended. With the

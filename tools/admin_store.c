@@ -146,11 +146,12 @@ static void host_text(const char *path, const struct kvt_store_status *status)
 	if (status->file_bytes)
 		file_text(status);
 	if (status->helper_starts)
-		printf("distributed store\n  its helper is %s, started %llu times; %llu pages "
-		       "written, %llu not in time, %llu read, %llu missing or damaged\n",
+		printf("distributed store%s%s\n  its helper is %s, started %llu times; %llu pages "
+		       "written, %llu refused, %llu not in time, %llu read, %llu missing or "
+		       "damaged\n", *status->helper_kind ? ": " : "", status->helper_kind,
 		       status->helper_ready ? "ready" : "not ready: the store's log says why",
-		       N(helper_starts), N(helper_written_pages), N(helper_dropped_pages),
-		       N(helper_read_pages), N(helper_bad_pages));
+		       N(helper_starts), N(helper_written_pages), N(helper_refused_pages),
+		       N(helper_dropped_pages), N(helper_read_pages), N(helper_bad_pages));
 }
 
 static void scrub_text(const struct kvt_store_status *status)

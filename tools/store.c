@@ -154,9 +154,16 @@ const char *kvt_store_wear_text(const struct kvt_store_status *status, char *buf
 	return buffer;
 }
 
+/* Write " (redis)", or nothing. */
+static const char *kind_text(const struct kvt_store_status *status, char kind[24])
+{
+	snprintf(kind, 24, *status->helper_kind ? " (%.15s)" : "", status->helper_kind);
+	return kind;
+}
+
 bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t bytes)
 {
-	char age[32];
+	char age[32], kind[24];
 	const char *cause = "the prompts do not come again, or no longer fit: give it more memory";
 
 	if (!status->connected) {
@@ -175,6 +182,18 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 			 "log has the error; it does without them until it is restarted",
 			 status->file_closed ? "fails, or is slow: it is closed for a while" :
 			 "failed", (unsigned long long)status->file_bad_slots);
+		return true;
+	}
+	if (status->helper_full) {
+		snprintf(why, bytes, "the distributed store%s cannot write most pages: give it "
+			 "memory if it is full; else the store's log has the error",
+			 kind_text(status, kind));
+		return true;
+	}
+	if (status->helper_garbage) {
+		snprintf(why, bytes, "the distributed store%s returns damaged pages, which are "
+			 "computed: its memory or network fails, or another program writes it",
+			 kind_text(status, kind));
 		return true;
 	}
 	if (status->unloaded_ns < ALARM_NS ||
@@ -227,6 +246,7 @@ void kvt_json_store(struct kvt_json *json, const struct kvt_store_status *status
 #define PUT(kind, name, meaning) kvt_json_u64(json, #name, status->name);
 	KVT_STORE_COUNTS(PUT)
 #undef PUT
+	kvt_json_string(json, "helper_kind", *status->helper_kind ? status->helper_kind : NULL);
 #define PUT(name, meaning) put_time(json, #name "_time", &status->name##_time);
 	KVT_STORE_TIMES(PUT)
 #undef PUT

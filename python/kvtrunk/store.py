@@ -26,12 +26,14 @@ from ._own import Owner
 from ._say import Say
 from ._options import Parser, count, run, size
 
-_MAGIC, _VERSION = 0x4856414B, 1
+_MAGIC, _VERSION = 0x4856414B, 2
 _HELLO, _READY, _EXISTS, _GET, _PUT = range(1, 6)
 _HEAD = struct.Struct("<IHHIiQ")
 _SIZES = struct.Struct("<QQQ")
 _PAGE = struct.Struct("<16sQQ")
 _PAGES_MAX = 2048
+_GETS = 2  # without their answers
+_KIND_BYTES = 16
 _SEAL_BYTES = 32
 _NO_SOCKET = "standard input is no socket of kvtstored, which starts helpers: kvtstored --helper"
 _MESSAGE_MAX = _HEAD.size + 8 + _PAGES_MAX * _PAGE.size
@@ -76,7 +78,8 @@ class Memory(Owner):
 
 
 class Backend(Protocol):
-    """A distributed store. Each method has a thread of its own. What it raises counts as: none."""
+    """A distributed store. Each method has a thread of its own, get() two. What it raises counts as:
+    none."""
 
     def exists(self, pages: Sequence[Page]) -> Sequence[bool]:
         """Which pages are there."""
@@ -92,8 +95,8 @@ Connect = Callable[[Memory], Backend]
 
 
 class _Server:
-    def __init__(self, peer: socket.socket, connect: Connect) -> None:
-        self._peer = peer
+    def __init__(self, peer: socket.socket, connect: Connect, kind_of_store: str) -> None:
+        self._peer, self._kind = peer, kind_of_store.encode("ascii")
         message, descriptors, _, _ = socket.recv_fds(peer, _MESSAGE_MAX, 1)
         if len(message) != _HEAD.size + _SIZES.size or len(descriptors) != 1:
             raise ValueError(_NO_SOCKET)
@@ -107,11 +110,12 @@ class _Server:
         self._queues: dict[int, queue.SimpleQueue[bytes]] = {}
         for kind, call in (_EXISTS, backend.exists), (_GET, backend.get), (_PUT, backend.put):
             self._queues[kind] = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(kind, call), daemon=True).start()
+            for _ in range(_GETS if kind == _GET else 1):
+                threading.Thread(target=self._work, args=(kind, call), daemon=True).start()
 
     def run(self) -> None:
         """Until kvtstored is gone."""
-        self._send(_READY, 0, b"")
+        self._send(_READY, 0, self._kind[:_KIND_BYTES - 1].ljust(_KIND_BYTES, b"\0"))
         while message := self._peer.recv(_MESSAGE_MAX):
             magic, kind, version, size, _, _ = _HEAD.unpack_from(message)
             if (magic, version, size) != (_MAGIC, _VERSION, len(message)):
@@ -141,12 +145,13 @@ class _Server:
             self._send(kind, cookie, bytes(bits))
 
 
-def serve(connect: Connect, descriptor: int = 0) -> None:
-    """Answer kvtstored until it is gone. connect: called once."""
+def serve(connect: Connect, descriptor: int = 0, kind: str = "") -> None:
+    """Answer kvtstored until it is gone. connect: called once. kind: what operators call the store,
+    of a-z and 0-9."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         raise ValueError(_NO_SOCKET)
     with socket.socket(fileno=os.dup(descriptor)) as peer:
-        _Server(peer, connect).run()
+        _Server(peer, connect, kind).run()
 
 
 def _imported(name: str, package: str) -> Any:
@@ -215,8 +220,9 @@ class Redis(Owner):
         return [None if isinstance(answer, Exception) else answer for answer in answers]
 
     def exists(self, pages: Sequence[Page]) -> Sequence[bool]:
+        # 1 as EXISTS; and what is asked for anywhere stays.
         return [found == 1 for found in
-                self._each(pages, lambda pipeline, page: pipeline.exists(page.key))]
+                self._each(pages, lambda pipeline, page: pipeline.expire(page.key, self._ttl))]
 
     def get(self, pages: Sequence[Page]) -> Sequence[bool]:
         values = self._each(pages, lambda pipeline, page: pipeline.getex(page.key, ex=self._ttl))
@@ -271,7 +277,7 @@ def main() -> NoReturn:
         return backend
 
     try:
-        serve(connect)
+        serve(connect, kind=options.backend.__name__.lower())
     except Exception as error:  # pylint: disable=broad-except
         print(f"kvtrunk.store: {error}", file=sys.stderr, flush=True)
         os._exit(1)

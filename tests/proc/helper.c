@@ -11,8 +11,12 @@
  *     flipped       a bit of what it brings is wrong
  *     swapped       it brings the first page of a GET for all
  *     empty         it says that it brought pages, and has brought none
+ *     full          it stores nothing
+ *     slow          it answers 30 ms later
+ *     held          it answers no GET until it is good again
  *
- * Its folder has a file `log` with a line for each request: kind and pages. */
+ * Its folder has a file `log` with a line for each request: kind, pages, and the first byte of the
+ * name of the first one. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
@@ -92,7 +96,7 @@ static bool serve_page(const struct kvt_helper_request *request, uint32_t i)
 		return is_bad("empty") ||
 		       read_page(is_bad("swapped") ? &request->pages[0] : page, page);
 	default:
-		return write_page(page);
+		return !is_bad("full") && write_page(page);
 	}
 }
 
@@ -105,12 +109,15 @@ static void serve(const struct kvt_helper_request *request)
 
 	snprintf(line, sizeof(line), "%s/log", folder);
 	log = fopen(line, "ae");
-	fprintf(log, "%d %u\n", request->head.type, request->n_pages);
+	fprintf(log, "%d %u %02x\n", request->head.type, request->n_pages,
+		request->pages[0].name[0]);
 	fclose(log);
 	if (is_bad("silent") || (is_bad("closed") && request->head.type != KVT_HELPER_EXISTS))
 		return;
-	if (is_bad("slow") && request->head.type == KVT_HELPER_EXISTS)
+	if (is_bad("slow"))
 		poll(NULL, 0, 30); /* a backend that takes so long, in ms */
+	while (is_bad("held") && request->head.type == KVT_HELPER_GET)
+		poll(NULL, 0, 1);
 	if (is_bad("exit") && request->head.type == KVT_HELPER_GET)
 		exit(0);
 	for (uint32_t i = 0; i < request->n_pages; i++)
@@ -146,8 +153,11 @@ static int take_memory(void)
 int main(int argc, char **argv)
 {
 	static struct kvt_helper_request request;
-	struct kvt_message ready = { .magic = KVT_HELPER_MAGIC, .type = KVT_HELPER_READY,
-				     .version = KVT_HELPER_VERSION, .bytes = sizeof(ready) };
+	struct kvt_helper_ready ready = {
+		.head = { .magic = KVT_HELPER_MAGIC, .type = KVT_HELPER_READY,
+			  .version = KVT_HELPER_VERSION, .bytes = sizeof(ready) },
+		.kind = "folder",
+	};
 
 	if (argc != 2 || (folder = argv[1], take_memory() != 0))
 		return 2;

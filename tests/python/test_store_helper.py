@@ -13,7 +13,7 @@ import pytest
 from kvtrunk import store
 
 HEAD = struct.Struct("<IHHIiQ")
-MAGIC, VERSION = 0x4856414B, 1
+MAGIC, VERSION = 0x4856414B, 2
 HELLO, READY, EXISTS, GET, PUT = range(1, 6)
 RECORD, SEAL, ROOM = 4096, 32, 8
 SIZE = ROOM * (RECORD + SEAL)
@@ -28,6 +28,7 @@ class Values:
         self.gate = threading.Event()
         self.gate.set()
         self.error = None
+        self.both = None  # GETs that wait for each other
 
     def connect(self, memory):
         self.memory = memory
@@ -40,6 +41,8 @@ class Values:
 
     def get(self, pages):
         self.gate.wait()
+        if self.both:
+            self.both.wait()
         return [self.memory.write(page, self.values.get(page.key)) for page in pages]
 
     def put(self, pages):
@@ -63,6 +66,12 @@ class Store:
         payload = struct.pack("<QQQ", SIZE, RECORD, SIZE)
         head = HEAD.pack(MAGIC, HELLO, version, HEAD.size + len(payload), 0, 0)
         socket.send_fds(self.peer, [head + payload], [descriptor])
+
+    def ready(self):
+        """The kind of store that READY tells."""
+        message = self.peer.recv(65536)
+        assert HEAD.unpack_from(message) == (MAGIC, READY, VERSION, 40, 0, 0)
+        return message[HEAD.size:].rstrip(b"\0").decode()
 
     def take(self):
         """Kind, cookie and pages of the next message."""
@@ -101,10 +110,10 @@ def _values():
 def _peer(values):
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
-        thread = threading.Thread(target=store.serve, args=(values.connect, its.fileno()))
+        thread = threading.Thread(target=store.serve, args=(values.connect, its.fileno(), "values"))
         thread.start()
         peer = Store(ours)
-        assert peer.take() == (READY, 0, [])
+        assert peer.ready() == "values"
         yield peer
         values.gate.set()
         ours.shutdown(socket.SHUT_RDWR)
@@ -133,6 +142,15 @@ def test_a_slow_get_holds_up_nothing_else(peer, values):
     assert peer.take() == (EXISTS, 3, [0])
     values.gate.set()
     assert peer.take() == (GET, 2, [0])
+
+
+def test_two_gets_are_served_at_once(peer, values):
+    peer.ask(PUT, 1, NAMES[:1])
+    peer.take()
+    values.both = threading.Barrier(2, timeout=60)
+    peer.ask(GET, 2, NAMES[:1])
+    peer.ask(GET, 3, NAMES[:1], record=1)
+    assert sorted((peer.take(), peer.take())) == [(GET, 2, [0]), (GET, 3, [0])]
 
 
 def test_values_of_another_size_are_none(peer, values):
@@ -238,8 +256,9 @@ class Pipeline:
     def __init__(self):
         self.answers = []
 
-    def exists(self, key):
-        self.answers.append(int(key in VALUES))
+    def expire(self, key, seconds):
+        assert seconds == 60
+        self.answers.append(key in VALUES)
 
     def getex(self, key, ex):
         assert ex == 60
@@ -275,7 +294,7 @@ def test_both_stores_are_called_as_their_libraries_want(tmp_path, name, text, ar
     path.write_text(text)
     running = run(*arguments, modules=tmp_path)
     peer = next(running)
-    assert peer.take() == (READY, 0, [])
+    assert peer.ready() == arguments[0]
     peer.fill(0, b"a")
     peer.fill(1, b"b")
     peer.ask(PUT, 1, NAMES[:2])

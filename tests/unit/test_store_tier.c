@@ -464,6 +464,15 @@ static int below_read(void *self, const struct kvt_chain *page, uint32_t entry)
 	return 0;
 }
 
+static void below_entered(void *self, uint32_t entry)
+{
+}
+
+static bool below_leave(void *self, uint32_t entry)
+{
+	return false;
+}
+
 static bool below_arrived(void *self, uint32_t *ret_entry, bool *ret_good)
 {
 	if (n_ended == n_reads)
@@ -482,7 +491,8 @@ static int start_below(void **state)
 	kvt_tier_destroy(&tier);
 	assert_int_equal(kvt_tier_init(&tier, 12 * 2 * BYTES, 2 * BYTES, 0), 0);
 	tier.below[0] = (struct kvt_below){ .self = reads, .fd = -1, .has = below_has,
-					    .read = below_read, .arrived = below_arrived };
+					    .read = below_read, .arrived = below_arrived,
+					    .entered = below_entered, .leave = below_leave };
 	tier.n_below = 1;
 	return 0;
 }

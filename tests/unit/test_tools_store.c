@@ -78,6 +78,18 @@ TEST(a_store_whose_disk_failed_is_wrong_at_once)
 	wrong(&status, "the disk of its file fails, or is slow: it is closed for a while");
 }
 
+TEST(a_distributed_store_that_fails_is_named)
+{
+	struct kvt_store_status status = status_of(0, 0);
+
+	status.helper_garbage = 1;
+	wrong(&status, "the distributed store returns damaged pages");
+	memcpy(status.helper_kind, "redis", 6);
+	wrong(&status, "the distributed store (redis) returns damaged pages");
+	status.helper_full = 1;
+	wrong(&status, "the distributed store (redis) cannot write most pages");
+}
+
 TEST(the_socket_is_beside_the_daemons)
 {
 	char path[KVT_STORE_PATH_BYTES], name[200];

@@ -18,7 +18,8 @@ from kvtrunk import testing
 from kvtrunk._native import ffi, lib
 
 N, PAGE, PAGE_BYTES = 1024, 16, 1024
-COUNTS = ("ready", "starts", "read_pages", "bad_pages", "written_pages", "dropped_pages")
+COUNTS = ("ready", "starts", "read_pages", "bad_pages", "written_pages", "dropped_pages",
+          "refused_pages")
 ROOT = pathlib.Path(sys.prefix) / "root"
 
 
@@ -140,7 +141,7 @@ def until_shared(a, b, first):
         before = a.await_counts(lambda counts: counts["ready"])
         a.serve(prompt(number))
         a.await_counts(lambda counts: sum(counts[name] - before[name] for name in
-                                          ("written_pages", "dropped_pages")) >= N // PAGE)
+                                          ("written_pages", "dropped_pages", "refused_pages")) >= N // PAGE)
         b.await_counts(lambda counts: counts["ready"])
         if b.serve(prompt(number)) == N - PAGE:
             return
