@@ -94,6 +94,21 @@ def test_a_master_that_begins_again_has_nothing_and_is_used():
         until_shared(a, b, 2)
 
 
+def test_what_is_used_is_stored_again_in_a_master_that_begins_again():
+    with running(client_ttl=2) as master, sides(master.helper, helper_again_seconds=1) as (a, b):
+        for number in (1, 2):
+            a.keep(prompt(number))
+        master.kill()
+        master.start()
+        before = a.counts()["written_pages"]
+        while a.counts()["written_pages"] < before + 2 * N // PAGE:
+            for number in (1, 2):
+                a.client.evict(4096)
+                assert a.serve(prompt(number)) == N - PAGE
+        for number in (1, 2):
+            assert b.serve(prompt(number)) == N - PAGE
+
+
 SWAP = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -119,4 +134,6 @@ def test_others_bytes_under_a_key_are_found_out():
             assert set(other.stdout.readline().split()) == {str(PAGE_BYTES + 32)}
             assert b.serve(prompt(1)) == 0
             other.stdin.close()
-        assert b.counts()["bad_pages"] > 0
+        counts = b.counts()
+        assert counts["bad_pages"] > 0
+        assert counts["garbage"] == 1
