@@ -5,7 +5,7 @@ A computes prompts of 128 MiB, which B loads: the time of a BEGIN that waits for
 floor is the same client with the same batches, in two threads as a helper has, into memory that is
 mapped as a store's, without kvtstored. With 30 ms, each call of the client takes so much longer.
 
-    tests/engines/run stores tests/engines/stores/measure_reads.py -s
+    tests/engines/run stores --confcutdir=tests/engines/stores tests/engines/stores/measure_reads.py -s
 """
 import argparse
 import concurrent.futures
