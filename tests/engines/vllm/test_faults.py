@@ -7,8 +7,8 @@ import os
 import model
 import pytest
 from conftest import PAGE, flags
-from engine import counters, expect_nothing_held, prompt, started
-from faults import bits, layers, sealed_by
+from engine import counters, expect_nothing_held, prompt, started, until
+from faults import bits, layers, scrubber, sealed_by
 from sharing import whole
 
 from kvtrunk import testing
@@ -76,6 +76,23 @@ def expect_found(daemon, engine, text, page, expected=None):
     if expected is not None:
         assert again["tokens"] == answer["tokens"] == expected
     assert counters(daemon).suspected_pages == before + 1
+    expect_nothing_held(daemon)
+
+
+def test_a_stray_write_has_the_request_that_reads_it_computed_again(daemon, pair, exact):
+    """And the next one: it finds what lies in front of the page."""
+    a, text = pair[0], prompt(next(SEEDS), LENGTH)
+    pages, expected = sealed_by(daemon, a, text)
+    with scrubber(daemon) as read_all, daemon.connect(any_geometry=True) as observer:
+        a.ask(do="generate", prompts=[text], max_tokens=700)
+        until(lambda: counters(daemon).private_pages)
+        read_all()
+        layers(observer)[0][pages[2], 1] = 0
+        assert len(a.answer()[0]["tokens"]) == 700
+        assert "was written after it was sealed" in a.said()
+        assert "page_damaged" in daemon.said()
+        again = a.generate(text)[0]
+        assert exact(again["tokens"]) == exact(expected)
     expect_nothing_held(daemon)
 
 
