@@ -262,7 +262,8 @@ def test_without_a_daemon_every_answer_is_that_of_a_full_pool(caplog):
         lease = engine.begin("one", 100)
         engine.leases.give(lease, 100)
         daemon.kill()
-        assert engine.begin("two", 10) is None and engine.leases.lost
+        while not engine.leases.lost:  # its end is seen when its socket is closed
+            assert engine.begin("two", 10) is None
         assert engine.leases.commit(lease, 100, NONE, last=True) == 0
         assert not engine.leases.room(lease, 5000)
         assert engine.leases.probe(engine.space, keys(50)) == 0
@@ -569,5 +570,6 @@ def test_prompts_below_the_minimum_are_neither_read_nor_published(monkeypatch, e
     assert lease.shared and lease.positions == 0
     a.leases.commit(lease, 4 * PAGE + 1, NONE, last=True)
     a.leases.end(lease)
+    await_cached(b, 4 * PAGE)
     assert b.begin("b", 4 * PAGE).positions == 0
     assert b.begin("c", 4 * PAGE + 1).positions == 4 * PAGE
