@@ -14,6 +14,7 @@
 #define SOON_EVERY 8u            /* of so many new pages one is read again soon */
 #define SOON_NS 500000000ull
 #define LATE_NS 25000000ull      /* what was not read in this time is not made up for */
+#define LOOKS_MOST 4096u         /* at once for a cached page: less than a millisecond */
 
 int kvt_scrub_init(struct kvt_scrub *scrub, uint64_t rate, const struct kvt_known *known,
 		   const struct kvt_slabs *slabs)
@@ -108,19 +109,28 @@ static uint32_t take_soon(struct kvt_scrub *scrub, const struct kvt_known *known
 	return 0;
 }
 
-/* Take the next page of the round, 0: nothing is cached. */
+/* Begin a round. One in which nothing was cached took no time. */
+static void begin_round(struct kvt_scrub *scrub, uint64_t now)
+{
+	scrub->last_round_ns = scrub->round_ns && scrub->n_round ? now - scrub->round_ns : 0;
+	scrub->round_ns = now;
+	scrub->n_round = 0;
+	scrub->at = 1;
+}
+
+/* Take the next page of the round. 0: none is cached, or not near: call again in the next turn. */
 static uint32_t take_round(struct kvt_scrub *scrub, const struct kvt_known *known, uint64_t now)
 {
-	for (uint32_t looks = 0; looks < known->info.n_pages; looks++) {
-		if (++scrub->at >= known->info.n_pages) {
-			scrub->at = 1;
-			scrub->last_round_ns = scrub->round_ns ? now - scrub->round_ns : 0;
-			scrub->round_ns = now;
-		}
-		if (kvt_known_name(known, scrub->at))
+	uint32_t n = known->info.n_pages;
+
+	for (uint32_t looks = 0; looks < LOOKS_MOST && looks < n; looks++) {
+		if (++scrub->at >= n)
+			begin_round(scrub, now);
+		if (kvt_known_name(known, scrub->at)) {
+			scrub->n_round++;
 			return scrub->at;
+		}
 	}
-	scrub->round_ns = scrub->last_round_ns = 0;
 	return 0;
 }
 

@@ -66,6 +66,7 @@ struct kvt_scrub {
 	uint32_t first_new, last_new; /* pages; 0: none */
 	uint32_t n_new;       /* that were read first */
 	uint32_t at, turns;   /* of the round */
+	uint32_t n_round;     /* pages of the round until now */
 	uint64_t ready_ns;    /* when the next page may be read */
 	uint64_t since_ns;    /* when the first sums began again */
 	uint64_t round_ns;    /* when the round began; 0: none did */

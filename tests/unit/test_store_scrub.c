@@ -164,6 +164,33 @@ TEST_WITH(the_next_owner_of_a_page_is_no_damage, start, stop)
 	assert_int_equal(scrub.damaged, 0);
 }
 
+/* Or a store of a large pool that caches little would do nothing else. */
+TEST_WITH(a_turn_looks_at_a_part_of_the_pool, start, stop)
+{
+	struct kvt_info large = info;
+	uint32_t turns = 1;
+
+	large.n_pages = 100000;
+	stop(state);
+	assert_int_equal(kvt_known_init(&known, &large, PAGES), 0);
+	assert_int_equal(kvt_scrub_init(&scrub, 1ull << 60, &known, &slabs), 0);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_NAMESPACE, .namespace_id = 3,
+					.digest = { 5, 6 } });
+	seal(7);
+	assert_int_equal(read_right(), 7); /* as a new one */
+	assert_int_equal(read_right(), 7);
+	while (read_right() != 7)
+		turns++;
+	assert_in_range(turns, large.n_pages / 8192, large.n_pages / 1024);
+	while (read_right() != 7) /* a whole round */
+		;
+	assert_true(scrub.last_round_ns > 0);
+	evict(7);
+	for (uint32_t i = 0; i < 2 * turns; i++)
+		assert_int_equal(read_right(), 0);
+	assert_int_equal(scrub.last_round_ns, 0);
+}
+
 TEST_WITH(no_more_is_read_than_its_rate, start, stop)
 {
 	uint32_t n = 0;
