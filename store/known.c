@@ -235,26 +235,25 @@ uint32_t kvt_known_find(const struct kvt_known *known, const struct kvt_chain *n
 	return 0;
 }
 
-int kvt_known_lose_behind(struct kvt_known *known, uint32_t lost)
+int kvt_known_lose_behind(struct kvt_known *known)
 {
-	enum { NEW, KEPT, BEHIND };
+	enum { NEW, FOUND, BEHIND };
 	uint8_t *marks = calloc(known->info.n_pages, 1);
 
 	if (!marks)
 		return -ENOMEM;
-	marks[0] = KEPT;
-	marks[lost] = BEHIND;
-	/* Up to a page that is marked, then the same way again: each page is marked once. */
+	marks[0] = FOUND;
+	/* Up to a page that is marked or not cached, then that way again: each is marked once. */
 	for (uint32_t page = 1; page < known->info.n_pages; page++) {
 		uint32_t up = page;
 
 		while (marks[up] == NEW && kvt_known_name(known, up))
 			up = known->pages[up].parent;
 		for (uint32_t at = page; at != up; at = known->pages[at].parent)
-			marks[at] = marks[up] == BEHIND ? BEHIND : KEPT;
+			marks[at] = marks[up] == FOUND ? FOUND : BEHIND;
 	}
 	for (uint32_t page = 1; page < known->info.n_pages; page++)
-		if (marks[page] == BEHIND && page != lost && kvt_known_name(known, page))
+		if (marks[page] == BEHIND)
 			lose(known, page);
 	free(marks);
 	return 0;

@@ -84,9 +84,9 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 bool kvt_known_copyable(const struct kvt_known *known, uint32_t page);
 /** The page with this name, 0: none that is cached. Looks at all. */
 uint32_t kvt_known_find(const struct kvt_known *known, const struct kvt_chain *name);
-/** Forget all pages behind one that was removed: while leases hold them no record names them.
- * -ENOMEM: nothing happened. */
-int kvt_known_lose_behind(struct kvt_known *known, uint32_t page);
+/** Forget all pages behind one that was removed, which no request finds: while leases hold them no
+ * record names them. -ENOMEM: nothing happened. */
+int kvt_known_lose_behind(struct kvt_known *known);
 /** True if a page that had so many `changes` has been cached since. */
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes);
 /** The side page of a kind of a main page, 0: none that is cached. */

@@ -227,19 +227,23 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 }
 
 /* Begin with a daemon's cache, or another one of it. What a drop wanted gone may be in a pool that
- * was away then. */
+ * was away then. What was withdrawn meanwhile is removed, or was never in another pool. */
 static void bind_cache(struct kvt_store *store, const struct kvt_info *info)
 {
 	bool same = memcmp(store->instance, info->instance, sizeof(store->instance)) == 0;
-	uint32_t drops = kvt_load_acquire(&store->tier->drops);
+	struct kvt_host *host = store->host;
+	uint32_t missed;
 
-	store->outdated = (same && store->outdated) || store->share.drops != drops;
-	store->share.drops = drops;
-	if (same)
-		return;
 	kvt_tier_lock(store->tier);
-	store->epoch = kvt_file_bind(store->host->file, info->instance, info->epoch);
-	memcpy(store->instance, info->instance, sizeof(store->instance));
+	missed = store->tier->drops - store->share.drops - (host->n_withdrawals - store->noticed);
+	store->outdated = (same && store->outdated) || missed;
+	store->share.drops += missed;
+	if (!same) {
+		store->share.drops = store->tier->drops;
+		store->withdrawn = store->noticed = host->n_withdrawals;
+		store->epoch = kvt_file_bind(host->file, info->instance, info->epoch);
+		memcpy(store->instance, info->instance, sizeof(store->instance));
+	}
 	kvt_tier_unlock(store->tier);
 }
 

@@ -78,7 +78,7 @@ struct kvt_host {
 	bool pinned;            /* for devices; atomic */
 	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
 	struct kvt_remote *remote; /* NULL: none */
-	struct kvt_withdrawal *withdrawals[KVT_WITHDRAWALS]; /* the last ones, by the same */
+	struct kvt_chain withdrawals[KVT_WITHDRAWALS]; /* names of the last pages, by the same */
 	uint32_t n_withdrawals; /* of all time; atomic */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
 	bool stopping;          /* atomic, as are these instances: */
@@ -119,6 +119,7 @@ struct kvt_store {
 	struct kvt_damage damage; /* found by it, n_pieces 0: none */
 	uint32_t withdrawn; /* of the host's withdrawals: those that are done here */
 	uint32_t noticed;   /* of these: those that are among the drops of `share` */
+	uint64_t again_ns;  /* when to try again to withdraw; 0: it did not fail */
 	struct kvt_loads loads;
 };
 

@@ -13,6 +13,16 @@
 #include "shm/racy.h"
 #include "store/store.h"
 
+#define AGAIN_NS 100000000ull /* until another attempt to withdraw */
+
+/* A prefix of the pool. */
+struct path {
+	uint64_t digest[2]; /* of its namespace */
+	uint64_t root_key;
+	uint32_t n_keys;
+	uint32_t keys[];
+};
+
 /* Read the keys of a page of the path, as they are now. */
 static bool read_keys(const struct kvt_arena_view *arena, uint32_t page, uint32_t *ret_keys)
 {
@@ -25,152 +35,167 @@ static bool read_keys(const struct kvt_arena_view *arena, uint32_t page, uint32_
 	return true;
 }
 
-/* Compute the name of a prefix. */
-static struct kvt_chain name_of(const struct kvt_withdrawal *prefix, const struct kvt_info *info)
+/* Check that a page is what the keys of its path name. */
+static bool is_named(const struct kvt_store *store, const struct path *path, uint32_t page)
 {
+	const struct kvt_info *info = &store->known.info;
 	struct kvt_chain name;
 
-	kvt_chain_root(info, prefix->digest, prefix->root_key, &name);
-	for (uint32_t at = 0; at < prefix->n_keys; at += info->page_size)
-		kvt_chain_next(&name, prefix->keys + at, info->page_size, &name);
-	return name;
+	kvt_chain_root(info, path->digest, path->root_key, &name);
+	for (uint32_t at = 0; at < path->n_keys; at += info->page_size)
+		kvt_chain_next(&name, path->keys + at, info->page_size, &name);
+	return memcmp(&name, kvt_known_name(&store->known, page), sizeof(name)) == 0;
 }
 
-/* Find the keys of a cached page's path. NULL: it has left meanwhile, so that a good one will be
- * computed, or there is no memory. */
-static struct kvt_withdrawal *path_of(const struct kvt_store *store, uint32_t page)
+/* Find the keys of a cached page's path. -EAGAIN: it is leaving; -ENOMEM. */
+static int path_of(const struct kvt_store *store, uint32_t page, struct path **ret_path)
 {
 	const struct kvt_known *known = &store->known;
 	uint32_t size = known->info.page_size, n = 0, root = page;
-	struct kvt_withdrawal *path;
+	struct path *path;
 	bool whole = true;
 
-	for (uint32_t at = page; at; at = known->pages[at].parent, n++) {
+	for (uint32_t at = page; at; at = known->pages[at].parent, n++)
 		root = at;
-		if (!kvt_known_name(known, at))
-			return NULL;
-	}
 	path = malloc(sizeof(*path) + (size_t)n * size * sizeof(*path->keys));
 	if (!path)
-		return NULL;
-	path->name = *kvt_known_name(known, page);
+		return -ENOMEM;
 	path->n_keys = n * size;
 	path->root_key = store->scrub.pages[root].root_key;
 	memcpy(path->digest, known->digests[store->scrub.pages[root].namespace_id],
 	       sizeof(path->digest));
 	for (uint32_t at = page; at && whole; at = known->pages[at].parent)
 		whole = read_keys(&store->client->arena, at, path->keys + (size_t)--n * size);
-	if (whole) {
-		struct kvt_chain name = name_of(path, &known->info);
-
-		whole = memcmp(&name, &path->name, sizeof(name)) == 0;
+	if (whole && is_named(store, path, page)) {
+		*ret_path = path;
+		return 0;
 	}
-	if (whole)
-		return path;
 	free(path);
-	return NULL;
+	return -EAGAIN;
 }
 
-/* Note a prefix for all instances, and forget all copies, at once. `path` NULL: only this. */
-static void publish(struct kvt_store *store, struct kvt_withdrawal *path)
+/* Remove a prefix; one that is too long for the area of keys, or that nothing can be split off in
+ * front of, for want of nodes, from an earlier page on. */
+static int remove_path(struct kvt_store *store, const struct path *path)
+{
+	uint32_t size = store->known.info.page_size;
+	struct kvt_request remove = {
+		.op = KVT_OP_REMOVE, .flags = KVT_F_DAMAGED, .keys = path->keys,
+		.n_keys = path->n_keys, .root_key = path->root_key,
+	};
+	struct kvt_result result = { .state = 0 };
+	int rc = kvt_namespace_open(store->client, path->digest, NULL, &remove.namespace_id);
+
+	if (rc != 0)
+		return rc;
+	if (path->root_key)
+		remove.flags |= KVT_F_ROOT_KEY;
+	while ((rc = kvt_call(store->client, &remove, &result)) != 0 &&
+	       (rc == -ENOSPC || rc == -E2BIG) && remove.n_keys > size)
+		remove.n_keys -= size;
+	if (rc == 0 && result.state)
+		kvt_store_say(store, "a prefix of %u pages is withdrawn from page %u on; %u leases "
+			      "hold it: their next COMMIT is told", path->n_keys / size,
+			      remove.n_keys / size, result.lock_ref);
+	kvt_result_release(store->client, &result);
+	kvt_namespace_close(store->client, remove.namespace_id);
+	return rc;
+}
+
+/* Remove a page, and all behind it, from the pool, if that has it. */
+static int remove_page(struct kvt_store *store, const struct kvt_chain *name)
+{
+	uint32_t page = kvt_known_find(&store->known, name);
+	struct path *path;
+	int rc = page ? path_of(store, page, &path) : 0;
+
+	if (!page || rc != 0)
+		return rc;
+	/* That of the last load: a session has few open at a time. */
+	if (store->loads.namespace_id)
+		kvt_namespace_close(store->client, store->loads.namespace_id);
+	store->loads.namespace_id = 0;
+	rc = remove_path(store, path);
+	free(path);
+	return rc;
+}
+
+/* Forget all copies, and note the name of a damaged page for all instances: at once. */
+static void publish(struct kvt_store *store, const struct kvt_chain *name)
 {
 	struct kvt_host *host = store->host;
-	struct kvt_withdrawal **place;
 
 	kvt_loads_end(store);
 	kvt_tier_lock(store->tier);
-	place = &host->withdrawals[host->n_withdrawals % KVT_WITHDRAWALS];
-	free(*place);
-	*place = path;
+	host->withdrawals[host->n_withdrawals % KVT_WITHDRAWALS] = *name;
 	kvt_store_release(&host->n_withdrawals, host->n_withdrawals + 1);
 	kvt_tier_clear(store->tier);
 	kvt_file_clear(host->file, store->instance, store->epoch);
 	kvt_tier_unlock(store->tier);
 }
 
-/* Take a copy of a withdrawal. NULL: it is none of this pool, or was too long ago. */
-static struct kvt_withdrawal *take(const struct kvt_store *store, uint32_t number)
+/* Take a withdrawal. False: it was too long ago. */
+static bool take(const struct kvt_store *store, uint32_t number, struct kvt_chain *ret_name)
 {
 	const struct kvt_host *host = store->host;
-	struct kvt_withdrawal *copy = NULL;
-	const struct kvt_withdrawal *path;
-	size_t bytes;
+	bool there;
 
 	kvt_tier_lock(store->tier);
-	path = host->n_withdrawals - number <= KVT_WITHDRAWALS ?
-	       host->withdrawals[number % KVT_WITHDRAWALS] : NULL;
-	bytes = path ? sizeof(*path) + path->n_keys * sizeof(*path->keys) : 0;
-	copy = path ? malloc(bytes) : NULL;
-	if (copy)
-		memcpy(copy, path, bytes);
+	there = host->n_withdrawals - number <= KVT_WITHDRAWALS;
+	*ret_name = host->withdrawals[number % KVT_WITHDRAWALS];
 	kvt_tier_unlock(store->tier);
-	return copy;
+	return there;
 }
 
-/* Take all records that there are. */
-static int follow_all(struct kvt_store *store)
+/* Take all records that there are: what is known then is what requests find. */
+static int settle(struct kvt_store *store)
 {
-	int rc;
+	int rc = kvt_store_follow(store);
 
-	do
-		rc = kvt_store_follow(store);
-	while (rc > 0 && !store->current);
-	return rc < 0 ? rc : store->current ? 0 : -EAGAIN;
+	return rc < 0 ? rc : store->current ? kvt_known_lose_behind(&store->known) : -EAGAIN;
 }
 
-/* Remove a prefix from the pool. Keys of another model have other names. A negative error: it may
- * still be there. */
-static int remove_prefix(struct kvt_store *store, const struct kvt_withdrawal *path)
+/* Remove all from a pool that may have what is no longer noted. */
+static int reset(struct kvt_store *store)
 {
-	uint32_t page = kvt_known_find(&store->known, &path->name);
-	struct kvt_request remove = {
-		.op = KVT_OP_REMOVE, .flags = KVT_F_DAMAGED, .keys = path->keys,
-		.n_keys = path->n_keys, .root_key = path->root_key,
-	};
-	struct kvt_chain name = name_of(path, &store->known.info);
-	struct kvt_result result = { .state = 0 };
-	int rc;
+	int rc = kvt_reset(store->client);
 
-	if (memcmp(&name, &path->name, sizeof(name)) != 0)
-		return 0;
-	if (path->root_key)
-		remove.flags |= KVT_F_ROOT_KEY;
-	rc = kvt_namespace_open(store->client, path->digest, "kvtstored", &remove.namespace_id);
-	if (rc != 0)
-		return rc;
-	rc = kvt_call(store->client, &remove, &result);
-	if (rc == 0 && result.state)
-		kvt_store_say(store, "%u pages of a prefix, and what is behind the last one, are "
-			      "withdrawn; %u leases hold it: their next COMMIT is told",
-			      path->n_keys / store->known.info.page_size, result.lock_ref);
-	kvt_result_release(store->client, &result);
-	kvt_namespace_close(store->client, remove.namespace_id);
-	if (rc == 0 && page)
-		rc = follow_all(store);
-	return rc == 0 && page ? kvt_known_lose_behind(&store->known, page) : rc;
+	if (rc == 0)
+		kvt_store_say(store, "more than %u pages were withdrawn that this instance did not "
+			      "notice: its cache is reset", KVT_WITHDRAWALS);
+	return rc;
 }
 
-/* Remove from this pool what was withdrawn since the last call. False: it did not succeed. */
-static bool follow_withdrawals(struct kvt_store *store)
+/* Remove from this pool what was withdrawn until the number n. */
+static int follow_withdrawals(struct kvt_store *store, uint32_t n)
 {
-	uint32_t n = kvt_load_acquire(&store->host->n_withdrawals);
+	while (store->withdrawn != n) {
+		struct kvt_chain name;
+		bool noted = take(store, store->withdrawn, &name);
+		int rc = settle(store);
 
-	for (; store->withdrawn != n; store->withdrawn++) {
-		struct kvt_withdrawal *path = take(store, store->withdrawn);
-		int rc = path ? remove_prefix(store, path) : 0;
-
-		free(path);
+		if (rc == 0)
+			rc = noted ? remove_page(store, &name) : reset(store);
 		if (rc != 0)
-			return false;
+			return rc;
+		store->withdrawn = noted ? store->withdrawn + 1 : n;
 	}
-	return true;
+	return settle(store);
+}
+
+/* Note that a withdrawal did not succeed: say so once, and try again later. */
+static void put_off(struct kvt_store *store, int rc)
+{
+	if (!store->again_ns && store->feed)
+		kvt_store_say(store, "what was withdrawn cannot be removed yet: %s; until then "
+			      "nothing is copied and read again", strerror(-rc));
+	store->again_ns = (uint64_t)kvt_now_ns() + AGAIN_NS;
 }
 
 void kvt_store_withdraw(struct kvt_store *store)
 {
 	const struct kvt_damage *damage = &store->damage;
 	const struct kvt_known_page *page = &store->known.pages[damage->page];
-	struct kvt_withdrawal *path = path_of(store, page->is_side ? page->parent : damage->page);
 	double seconds = (double)((uint64_t)kvt_now_ns() - damage->right_ns) / 1e9;
 	uint32_t sealer = 0;
 
@@ -178,14 +203,14 @@ void kvt_store_withdraw(struct kvt_store *store)
 	kvt_store_say(store, "page %u was written after it was sealed: %u of %u pieces differ, "
 		      "from piece %u to %u; it was right %.1f s ago. Session %u sealed it; any one "
 		      "that was open since may have written: the daemon's log has them "
-		      "(event=page_damaged). All copies are dropped%s", damage->page,
+		      "(event=page_damaged). All copies are dropped", damage->page,
 		      damage->n_pieces, store->scrub.n_sums, damage->first, damage->last, seconds,
-		      sealer, !path ? "; the page has left the pool" : "");
+		      sealer);
 	if (store->host->remote)
 		kvt_store_say(store, "what the distributed store took in these %.1f s may be "
 			      "computed from it, and stays there", seconds);
 	store->damage.n_pieces = 0;
-	publish(store, path);
+	publish(store, page->is_side ? &store->known.pages[page->parent].chain : &page->chain);
 }
 
 /* ---- all instances */
@@ -206,18 +231,29 @@ void kvt_store_drop(struct kvt_store *store)
 
 void kvt_store_notice(struct kvt_store *store)
 {
-	uint32_t drops = kvt_load_acquire(&store->tier->drops);
+	uint32_t drops = kvt_load_acquire(&store->tier->drops), n;
+	int rc;
 
 	if (!store->client || (drops == store->share.drops && kvt_store_is_clean(store)))
 		return;
 	kvt_loads_end(store);
-	if (!store->current || !follow_withdrawals(store))
+	if (!store->current || (uint64_t)kvt_now_ns() < store->again_ns)
 		return; /* until it is done nothing is copied */
+	kvt_tier_lock(store->tier);
+	drops = store->tier->drops;
+	n = store->host->n_withdrawals;
+	kvt_tier_unlock(store->tier);
+	rc = follow_withdrawals(store, n);
+	if (rc != 0 && rc != -EAGAIN)
+		put_off(store, rc);
+	if (rc != 0)
+		return;
+	store->again_ns = 0;
 	/* What is left in the pool is good, unless there was a RESET or a drop, too. */
-	if (drops - store->share.drops == store->withdrawn - store->noticed)
+	if (drops - store->share.drops == n - store->noticed)
 		store->known.sweep_at = 1;
 	else
 		kvt_known_keep_out(&store->known);
 	store->share.drops = drops;
-	store->noticed = store->withdrawn;
+	store->noticed = n;
 }

@@ -8,9 +8,9 @@
  * store forgets all that it has. What was computed from it has names of its own, in copies too, and
  * nobody knows since when.
  *
- *     the thread that finds it    notes the keys of its path, and clears the tiers: one step, by
- *                                 the tier's lock
- *     each thread, in its turn    removes these keys from its pool, then copies again what it has
+ *     the thread that finds it    notes its name, and clears the tiers: one step, by the tier's
+ *                                 lock
+ *     each thread, in its turn    removes the page from its pool, then copies again what it has
  */
 
 #include <stdbool.h>
@@ -19,18 +19,9 @@
 #include "store/chain.h"
 #include "store/scrub.h"
 
-#define KVT_WITHDRAWALS 64u /* that are kept for instances without a session */
+#define KVT_WITHDRAWALS 64u /* that are kept; a pool that missed more is reset */
 
 struct kvt_store;
-
-/* A prefix whose last page was damaged. */
-struct kvt_withdrawal {
-	uint64_t digest[2]; /* of its namespace */
-	uint64_t root_key;
-	struct kvt_chain name; /* of the page */
-	uint32_t n_keys;
-	uint32_t keys[];
-};
 
 /** Withdraw the page that store->damage tells of, and say so. */
 void kvt_store_withdraw(struct kvt_store *store);

@@ -5,9 +5,12 @@
  * Invariants: each flip is found; what was computed from it is reused by nobody, from the pool or
  * from a copy; nothing else is called damaged; each audit is clean. */
 #include <errno.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/withdraw.h"
 #include "tests/lib/cases.h"
 #include "tests/proc/store.h"
 
@@ -15,10 +18,19 @@
 #define N 512u /* positions of a prompt */
 #define PAGES (N / PAGE)
 #define SIDES 2u
+#define HOLDERS 4u
 
 static struct kvt_test_side sides[SIDES];
 static struct kvt_test_store more[SIDES - 1];
 static const char *const scrub[] = { "--scrub", "1G", NULL };
+
+static uint32_t serve(uint32_t side, uint32_t prompt)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, prompt);
+	return kvt_test_side_serve(&sides[side], keys, N);
+}
 
 static int start_with(const char *ram)
 {
@@ -67,9 +79,33 @@ static int start_two(void **state)
 	return start_two_with("4M", NULL);
 }
 
+/* The second one has a place for one namespace. */
+static int start_two_narrow(void **state)
+{
+	return start_two_with("4M", "max_namespaces = 2\n");
+}
+
 static int start_two_sizes(void **state)
 {
 	return start_two_with("0", "page_bytes = 4096\n");
+}
+
+static int start_late(void **state)
+{
+	const char *options[] = { "--scrub", "1G", "--socket", sides[1].daemon.socket, NULL };
+
+	memset(sides, 0, sizeof(sides));
+	for (uint32_t i = 0; i < SIDES; i++) {
+		kvt_test_daemon_begin(&sides[i].daemon, NULL);
+		kvt_test_side_connect(&sides[i]);
+	}
+	kvt_test_equal(serve(1, 2), 0);
+	kvt_test_freeze(sides[1].daemon.pid);
+	snprintf(more[0].path, sizeof(more[0].path), "%s.store", sides[1].daemon.socket);
+	kvt_test_store_spawn(&sides[0].store, &sides[0].daemon, "4M", options);
+	kvt_test_check(kvt_test_store_await(&sides[0].store, "serving"));
+	kvt_test_peer_open(&sides[0].peer, &sides[0].store);
+	return 0;
 }
 
 static int stop_two(void **state)
@@ -79,14 +115,6 @@ static int stop_two(void **state)
 	for (uint32_t i = 0; i < SIDES; i++)
 		kvt_test_side_end(&sides[i]);
 	return 0;
-}
-
-static uint32_t serve(uint32_t side, uint32_t prompt)
-{
-	uint32_t keys[N];
-
-	kvt_test_keys(keys, N, prompt);
-	return kvt_test_side_serve(&sides[side], keys, N);
 }
 
 static uint32_t matched(uint32_t side, uint32_t prompt)
@@ -210,6 +238,103 @@ TEST_WITH(without_copies_pages_may_have_any_size, start_two_sizes, stop_two)
 		await_withdrawn(i, 1, 5 * PAGE);
 		kvt_test_equal(serve(i, 1), 5 * PAGE);
 	}
+}
+
+static int start_few_nodes(void **state)
+{
+	memset(sides, 0, sizeof(sides));
+	kvt_test_daemon_begin(&sides[0].daemon, "max_nodes = 8\n");
+	kvt_test_side_store(&sides[0], "4M", scrub);
+	kvt_test_side_connect(&sides[0]);
+	return 0;
+}
+
+/* Nothing can be split in front of the page, so the whole node is withdrawn. */
+TEST_WITH(without_a_free_node_more_of_the_prefix_is_withdrawn, start_few_nodes, stop)
+{
+	struct kvt_client *clients[HOLDERS];
+	struct kvt_result held, lease;
+	uint32_t keys[N], n = 1;
+
+	kvt_test_equal(serve(0, 2), 0);
+	kvt_test_equal(serve(0, 1), 0);
+	await_rounds(0, 2 * PAGES);
+	kvt_test_keys(keys, N, 1);
+	kvt_test_equal(kvt_match(sides[0].worker, sides[0].space, keys, N, KVT_F_LOCK, &held), 0);
+	/* Each splits the other prompt, as long as there are nodes. */
+	kvt_test_keys(keys, N, 2);
+	for (uint32_t i = 0; i < HOLDERS; i++) {
+		uint32_t space;
+
+		clients[i] = kvt_test_connect(&sides[0].daemon);
+		space = kvt_test_namespace(clients[i], "store");
+		while (kvt_match(clients[i], space, keys, n * PAGE, KVT_F_LOCK, &lease) == 0) {
+			kvt_result_release(clients[i], &lease);
+			n++;
+		}
+		kvt_test_equal(kvt_client_error(clients[i])->code, -EDQUOT);
+	}
+	flip(0, held.pages[10], 3);
+	await_damage(0, 1);
+	await_withdrawn(0, 1, 0);
+	kvt_test_equal(kvt_unlock(sides[0].worker, held.lease, KVT_IDLE), 0);
+	kvt_result_release(sides[0].worker, &held);
+	for (uint32_t i = 0; i < HOLDERS; i++)
+		kvt_client_close(clients[i], KVT_IDLE);
+	kvt_test_equal(serve(0, 1), 0);
+	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
+}
+
+/* It has no such prefix, and no place for its namespace. */
+TEST_WITH(an_instance_without_the_namespace_goes_on, start_two_narrow, stop_two)
+{
+	sides[0].space = kvt_test_namespace(sides[0].worker, "other");
+	kvt_test_equal(serve(0, 1), 0);
+	await_rounds(0, PAGES);
+	flip(0, page_of(0, 1, 3), 0);
+	await_damage(0, 1);
+	await_withdrawn(0, 1, 3 * PAGE);
+	kvt_test_equal(serve(1, 2), 0);
+	kvt_test_store_settled(&sides[1].peer, PAGES + 3);
+	await_rounds(1, PAGES);
+}
+
+TEST_WITH(an_instance_that_missed_too_many_withdrawals_is_reset, start_two, stop_two)
+{
+	for (uint32_t prompt = 0; prompt < 2; prompt++) {
+		kvt_test_equal(serve(0, prompt), 0);
+		kvt_test_store_settled(&sides[0].peer, (prompt + 1) * PAGES);
+		kvt_test_equal(serve(1, prompt), N - PAGE); /* loaded */
+	}
+	kvt_test_freeze(sides[1].daemon.pid);
+	/* The first one may be on its way when the daemon goes on. */
+	for (uint32_t prompt = 0; prompt < KVT_WITHDRAWALS + 2; prompt++) {
+		kvt_test_equal(serve(0, prompt) % (N - PAGE), 0);
+		await_rounds(0, 3 * PAGES);
+		flip(0, page_of(0, prompt, 3), 0);
+		await_damage(0, prompt + 1);
+		await_withdrawn(0, prompt, 3 * PAGE);
+	}
+	kill(sides[1].daemon.pid, SIGCONT);
+	await_withdrawn(1, 0, 0);
+	await_withdrawn(1, 1, 0);
+	kvt_test_equal(serve(1, 2), 0);
+	kvt_test_store_settled(&sides[1].peer, PAGES);
+}
+
+/* The pool of a daemon that did not answer until then. */
+TEST_WITH(a_withdrawal_keeps_no_later_pool_from_being_copied, start_late, stop_two)
+{
+	kvt_test_equal(serve(0, 1), 0);
+	await_rounds(0, PAGES);
+	flip(0, page_of(0, 1, 0), 0);
+	await_damage(0, 1);
+	await_withdrawn(0, 1, 0);
+	kill(sides[1].daemon.pid, SIGCONT);
+	while (!kvt_test_peer_try(&sides[1].peer, &more[0]))
+		;
+	kvt_test_store_settled(&sides[1].peer, PAGES);
+	kvt_test_equal(serve(0, 2), N - PAGE); /* loaded */
 }
 
 /* Pages leave and are sealed again all the while, and none of that is damage. */

@@ -164,6 +164,27 @@ TEST_WITH(the_next_owner_of_a_page_is_no_damage, start, stop)
 	assert_int_equal(scrub.damaged, 0);
 }
 
+/* A lease may hold what is behind a removed page, while its path is sealed again elsewhere. */
+TEST_WITH(pages_behind_a_removed_one_are_forgotten, start, stop)
+{
+	static const uint32_t pages[] = { 5, 6, 7 }, again[] = { 10, 11 };
+	static const uint32_t keys[3 * PS] = { 1, 2, 3 };
+	const struct kvt_feed_side side = { .page = 7, .side = 20 };
+
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = 3, .namespace_id = 3,
+					.pages = pages, .keys = keys });
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_SIDE, .n = 1, .sides = &side });
+	evict(5);
+	take(&(struct kvt_feed_record){ .type = KVT_FEED_STORED, .n = 2, .namespace_id = 3,
+					.pages = again, .keys = keys });
+	assert_int_equal(kvt_known_lose_behind(&known), 0);
+	assert_null(kvt_known_name(&known, 6));
+	assert_null(kvt_known_name(&known, 7));
+	assert_null(kvt_known_name(&known, 20));
+	assert_non_null(kvt_known_name(&known, 10));
+	assert_int_equal(kvt_known_find(&known, kvt_known_name(&known, 11)), 11);
+}
+
 /* Or a store of a large pool that caches little would do nothing else. */
 TEST_WITH(a_turn_looks_at_a_part_of_the_pool, start, stop)
 {
