@@ -239,8 +239,10 @@ bool kvt_scrub_end(struct kvt_scrub *scrub, const struct kvt_known *known, bool 
 	scrub->n_reads--;
 	page->reading = false;
 	if (!complete || read->job.result != 0 ||
-	    !kvt_known_stayed(known, read->job.page, read->changes))
+	    !kvt_known_stayed(known, read->job.page, read->changes)) {
+		note(scrub, known, read->job.page); /* it may be another one by now */
 		return false;
+	}
 	again = page->right_ns && page->changes == read->changes;
 	if (again) {
 		damaged = differs(scrub, read, ret_damage);

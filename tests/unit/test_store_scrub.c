@@ -164,6 +164,28 @@ TEST_WITH(the_next_owner_of_a_page_is_no_damage, start, stop)
 	assert_int_equal(scrub.damaged, 0);
 }
 
+/* It is new, and its turn may have come while the reading was open. */
+TEST_WITH(the_next_owner_of_a_page_that_was_being_read_is_read_soon, start, stop)
+{
+	struct kvt_damage damage;
+
+	for (uint32_t page = 7; page < 10; page++) {
+		seal(page);
+		assert_int_equal(read_right(), page);
+	}
+	do
+		assert_true(kvt_scrub_begin(&scrub, &known, &slabs, &jobs));
+	while (scrub.reads[scrub.reads_at].job.page != 7 &&
+	       !kvt_scrub_end(&scrub, &known, true, &damage));
+	scrub.turns = 0;
+	evict(7);
+	seal(7);
+	assert_false(kvt_scrub_begin(&scrub, &known, &slabs, &jobs));
+	assert_false(kvt_scrub_end(&scrub, &known, true, &damage));
+	assert_int_equal(read_right(), 7);
+	assert_int_equal(scrub.pages[7].changes, known.pages[7].changes);
+}
+
 /* A lease may hold what is behind a removed page, while its path is sealed again elsewhere. */
 TEST_WITH(pages_behind_a_removed_one_are_forgotten, start, stop)
 {
