@@ -102,7 +102,7 @@ void kvt_known_queue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
-	if (!kvt_known_copyable(known, page))
+	if (!known->queue_pages || !kvt_known_copyable(known, page))
 		return;
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;

@@ -302,7 +302,8 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc == 0)
 		bind_cache(store, info);
 	store->jobs_most = jobs_most(store);
-	if (rc == 0 && kvt_known_init(&store->known, info, options->queue_pages) != 0)
+	if (rc == 0 && kvt_known_init(&store->known, info,
+				      options->ram_bytes ? options->queue_pages : 0) != 0)
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for %u pages", info->n_pages);
 	store->known.outdated = store->outdated;
 	if (rc == 0 && kvt_scrub_init(&store->scrub, options->scrub_rate, &store->known,

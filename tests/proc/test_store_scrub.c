@@ -359,4 +359,6 @@ TEST_WITH(each_of_a_hundred_writes_is_found_alone, start_alone, stop)
 	}
 	kvt_test_equal(kvt_test_store_status(&sides[0].peer).damaged_pages, WRITES);
 	kvt_test_equal(kvt_test_store_status(&sides[0].peer).copied_pages, 0);
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).queued_pages, 0);
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).dropped_pages, 0);
 }
