@@ -4,6 +4,8 @@
  *
  * Inputs: backends, devices, failing calls. Invariant: a page that comes back has its bytes in each
  * slab, and what fails leaves a clean audit. */
+#include <string.h>
+
 #include "kvtrunk_fetch.h"
 #include "store/crc32c.h"
 #include "store/device.h"
@@ -207,15 +209,16 @@ CUDA_TEST(a_driver_that_fails_at_one_instance_leaves_the_other_its_store)
 }
 
 /* The store fails at its first call of this kind, and says so; a prompt is served beside it. */
-static void expect_end_at(const char *call, bool loads)
+static void expect_end_at(const char *call, const char *ram, bool loads)
 {
+	static const char *const scrub[] = { "--scrub", "1G", NULL };
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 1);
 	start("backend = cuda-vmm\n", 1);
 	setenv("KVT_STANDIN_FAIL_CALL", call, 1);
 	setenv("KVT_STANDIN_FAIL_AT", "0", 1);
-	kvt_test_store_start(&store, &daemon_, "1M");
+	kvt_test_store_start_with(&store, &daemon_, ram, strcmp(ram, "0") ? NULL : scrub);
 	unsetenv("KVT_STANDIN_FAIL_CALL");
 	unsetenv("KVT_STANDIN_FAIL_AT");
 	kvt_test_equal(serve(keys), 0);
@@ -230,9 +233,42 @@ static void expect_end_at(const char *call, bool loads)
 
 CUDA_TEST(a_store_ends_when_its_driver_fails)
 {
-	expect_end_at("cuMemcpyDtoHAsync_v2", false);
-	expect_end_at("cuEventSynchronize", false);
-	expect_end_at("cuMemcpyHtoDAsync_v2", true);
+	expect_end_at("cuMemcpyDtoHAsync_v2", "1M", false);
+	expect_end_at("cuEventSynchronize", "1M", false);
+	expect_end_at("cuEventSynchronize", "0", false);
+	expect_end_at("cuMemcpyHtoDAsync_v2", "1M", true);
+}
+
+/* In the slab of the second device. */
+CUDA_TEST(a_page_that_was_written_on_a_device_is_found)
+{
+	static const char *const scrub[] = { "--scrub", "1G", NULL };
+	struct kvt_test_peer peer;
+	struct kvt_store_status status = { .scrubbed_pages = 0 };
+	struct kvt_result result;
+	uint32_t keys[N];
+	pid_t pid;
+
+	kvt_test_keys(keys, N, 1);
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	start("backend = cuda-vmm\ndevices = 1 0\n", 2);
+	kvt_test_store_start_with(&store, &daemon_, "0", scrub);
+	pid = store.pid;
+	kvt_test_peer_open(&peer, &store);
+	kvt_test_equal(serve(keys), 0);
+	while (status.scrubbed_pages < 4 * N / PAGE) /* all were read at least once */
+		status = kvt_test_store_status(&peer);
+	kvt_test_equal(status.damaged_pages, 0);
+	kvt_test_equal(kvt_match(worker, space, keys, N, KVT_F_LOCK, &result), 0);
+	*((uint8_t *)pools[1].base + (uint64_t)result.pages[20] * 1024 + 7) ^= 1;
+	kvt_test_equal(kvt_unlock(worker, result.lease, KVT_IDLE), 0);
+	kvt_result_release(worker, &result);
+	while (kvt_test_matched(worker, space, keys, N) != 20 * PAGE)
+		kvt_test_equal(kvt_test_store_status(&peer).damaged_pages <= 1, true);
+	kvt_test_peer_close(&peer);
+	kvt_test_equal(kvt_test_store_stop(&store), 0);
+	kvt_test_equal(cuda_test_left_open(pid, NULL), 0);
+	stop();
 }
 
 /* Eight pages of 2 MiB are two waits, which the stand-in counts down. */

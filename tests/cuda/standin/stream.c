@@ -22,6 +22,7 @@
 enum item_kind { ITEM_COPY, ITEM_HOST, ITEM_WRITE, ITEM_RECORD, ITEM_WAIT, ITEM_KERNEL };
 
 struct event {
+	struct event *next; /* of those that are destroyed */
 	const struct standin_device *device;
 	bool timed;
 	uint64_t recorded; /* times it was recorded, and reached */
@@ -335,10 +336,17 @@ EXPORT int cuEventCreate(void **event, unsigned int flags)
 }
 
 /* Keep the memory: a queued item may still name it. */
-EXPORT int cuEventDestroy_v2(void *event)
+EXPORT int cuEventDestroy_v2(void *handle)
 {
+	static struct event *gone; /* no leak, so a list */
+	struct event *event = handle;
+
 	LEAVE("cuEventDestroy_v2");
 
+	pthread_mutex_lock(&lock);
+	event->next = gone;
+	gone = event;
+	pthread_mutex_unlock(&lock);
 	standin_opened(STANDIN_EVENT, -1);
 	return error;
 }
