@@ -764,6 +764,8 @@ bool kvt_load_turn(struct kvt_store *store)
 
 void kvt_loads_end(struct kvt_store *store)
 {
-	while (store->loads.first)
+	if (store->loads.first)
+		kvt_jobs_settle(&store->jobs);
+	while (store->loads.first && !kvt_store_broken(store))
 		end(store, store->loads.first, false);
 }

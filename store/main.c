@@ -426,7 +426,8 @@ static int follow(struct kvt_store *store)
 		return 0;
 	kvt_store_say(store, "the daemon is gone: %s", kvt_client_error(store->client)->text);
 	kvt_store_disconnect(store);
-	kvt_add_full(&store->host->n_sessions, -1);
+	if (!store->client)
+		kvt_add_full(&store->host->n_sessions, -1);
 	return 0;
 }
 

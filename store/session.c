@@ -324,18 +324,15 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 void kvt_store_disconnect(struct kvt_store *store)
 {
 	kvt_loads_end(store);
-	store->loads.namespace_id = 0;
 	kvt_store_unfollow(store);
+	if (kvt_store_broken(store))
+		return; /* its pages, and the scrubber's records, may still be written */
+	store->loads.namespace_id = 0;
 	kvt_scrub_destroy(&store->scrub);
 	store->outdated = store->known.outdated;
 	kvt_known_destroy(&store->known);
 	kvt_client_close(store->client, KVT_IDLE);
 	store->client = NULL;
-}
-
-const char *kvt_store_broken(const struct kvt_store *store)
-{
-	return store->device ? kvt_device_failure(store->device) : NULL;
 }
 
 void kvt_store_say(const struct kvt_store *store, const char *format, ...)

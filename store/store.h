@@ -129,18 +129,22 @@ static inline bool kvt_store_is_clean(const struct kvt_store *store)
 	return store->withdrawn == kvt_load_acquire(&store->host->n_withdrawals);
 }
 
+/** Return why copies can no longer be made, NULL: they can. Then the session must stay open until
+ * the process ends: its pages may still be written. */
+static inline const char *kvt_store_broken(const struct kvt_store *store)
+{
+	return store->device ? kvt_device_failure(store->device) : NULL;
+}
+
 /* ---- session.c */
 
 /** Connect, map the pool, make the tiers if there are none, and learn what is cached. On failure
  * nothing is left, and `why` says what to do. -EINVAL: this store cannot serve this daemon. */
 int kvt_store_connect(struct kvt_store *store, struct kvt_error *why);
-/** End all loads and the session. The tier stays. */
+/** End all loads and the session, unless copies are broken. The tier stays. */
 void kvt_store_disconnect(struct kvt_store *store);
 /** Let devices copy to and from the memory at full speed, once all of it is there. */
 void kvt_store_pin(struct kvt_store *store);
-/** Return why copies can no longer be made, NULL: they can. Then the session must stay open until
- * the process ends: its pages may still be written. */
-const char *kvt_store_broken(const struct kvt_store *store);
 /** Print a line of the log, with the instance's name if there are several. */
 __attribute__((format(printf, 2, 3))) void kvt_store_say(const struct kvt_store *store,
 							 const char *format, ...);
@@ -177,7 +181,7 @@ uint32_t kvt_load_begin(struct kvt_store *store, const struct kvt_store_fetch *a
 			const uint32_t *keys);
 /** Take pages that were copied, and begin to copy one. Returns true if there were any. */
 bool kvt_load_turn(struct kvt_store *store);
-/** End all loads. */
+/** End all loads, unless copies are broken: a device may still write their pages. */
 void kvt_loads_end(struct kvt_store *store);
 
 #endif
