@@ -17,6 +17,7 @@ $(TSAN_PROGRAMS): $(O)/tests/tsan/%: $(O)/obj/tests/tsan/%.o $(O)/libkvtbase.a
 	$(link_test) -lpthread
 
 tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror) \
-	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl tests/proc/test_store_host) \
+	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl) \
+	$(addprefix $(O)/tests/proc/test_store_,host scrub) \
 	$(O)/tests/unit/test_store_workers
 .PHONY: tsan
