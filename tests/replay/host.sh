@@ -61,7 +61,12 @@ meanwhile() { # what is said; what ends the store; options
 		grep -q "^kvtlab replay: the store $1" "$work/said" ||
 		die "it ended with $code: $(cat "$work/said")"
 }
-of_replay() { pkill -KILL -P $replayer kvtstored; }
+of_replay() { # pkill is of a package of its own
+	for stat in /proc/[0-9]*/stat; do
+		read -r pid name _ parent _ 2>/dev/null <"$stat" &&
+			[ "$parent $name" = "$replayer (kvtstored)" ] && kill -KILL "$pid"
+	done
+}
 beside() { kill -KILL $store; }
 meanwhile "ended during the replay, so there are no figures$" of_replay --page-size 64 \
 	--pages 2049 --store 16384
