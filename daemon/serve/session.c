@@ -244,28 +244,35 @@ void kvt_session_log_suspect(struct kvt_daemon *daemon, const struct kvt_session
 			(int)session->members->pid, page, owner, sealer ? sealer->pid : 0, label);
 }
 
-/* Name the sessions that are open, as "2:1234:engine 5:1300:other". */
+/* Name the sessions that are open, as "2:1234:engine 5:1300:other and 3 more". */
 static void name_open(const struct kvt_daemon *daemon, char *text, size_t bytes)
 {
 	const struct kvt_sessions *sessions = &daemon->sessions;
-	char label[KVT_LABEL_BYTES];
+	char name[KVT_LABEL_BYTES + 32], label[KVT_LABEL_BYTES], rest[32];
 	size_t n = 0;
 
 	*text = '\0';
-	for (uint32_t i = 0; i < sessions->n_served && n < bytes; i++) {
+	for (uint32_t i = 0; i < sessions->n_served; i++) {
 		uint32_t index = sessions->served[i];
 		const struct kvt_member_record *first = kvt_core_member(daemon->core, index);
 
 		kvt_log_clean(label, sizeof(label), first ? first->label : "", sizeof(label));
-		n += (size_t)snprintf(text + n, bytes - n, "%s%u:%d:%s", i ? " " : "", index,
-				      first ? first->pid : 0, label);
+		snprintf(name, sizeof(name), "%s%u:%d:%s", i ? " " : "", index,
+			 first ? first->pid : 0, label);
+		snprintf(rest, sizeof(rest), " and %u more", sessions->n_served - i);
+		if (n + strlen(name) + sizeof(rest) > bytes) {
+			memcpy(text + n, rest, strlen(rest) + 1);
+			return;
+		}
+		memcpy(text + n, name, strlen(name) + 1);
+		n += strlen(name);
 	}
 }
 
 void kvt_session_log_damage(struct kvt_daemon *daemon, const struct kvt_session *session,
 			    uint32_t leases)
 {
-	char open[1024];
+	char open[640]; /* a line has 1024 */
 
 	name_open(daemon, open, sizeof(open));
 	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,

@@ -285,6 +285,24 @@ TEST_WITH(without_a_free_node_more_of_the_prefix_is_withdrawn, start_few_nodes, 
 	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
 }
 
+TEST_WITH(the_log_counts_the_sessions_that_a_line_has_no_room_for, start_alone, stop)
+{
+	enum { MANY = 48 };
+	struct kvt_client *clients[MANY];
+
+	for (uint32_t i = 0; i < MANY; i++)
+		clients[i] = kvt_test_connect(&sides[0].daemon);
+	kvt_test_equal(serve(0, 1), 0);
+	await_rounds(0, PAGES);
+	flip(0, page_of(0, 1, 0), 0);
+	await_damage(0, 1);
+	await_withdrawn(0, 1, 0);
+	kvt_test_check(kvt_test_daemon_said(&sides[0].daemon, " more\" why=\"a page was written"));
+	kvt_test_check(kvt_test_daemon_said(&sides[0].daemon, "it is withdrawn\""));
+	for (uint32_t i = 0; i < MANY; i++)
+		kvt_client_close(clients[i], KVT_IDLE);
+}
+
 /* It has no such prefix, and no place for its namespace. */
 TEST_WITH(an_instance_without_the_namespace_goes_on, start_two_narrow, stop_two)
 {
