@@ -440,6 +440,17 @@ static int ask_namespace(struct kvt_client *client, struct kvt_message_namespace
 	return 0;
 }
 
+/* Wait for a LEAVE that was not answered in time: it would close what is opened now. */
+static int await_leave(struct kvt_client *client)
+{
+	struct kvt_request request = { .op = KVT_OP_NOP };
+	struct kvt_result result;
+	int rc = client->leaving ? call_and_release(client, &request, &result) : 0;
+
+	client->leaving &= rc != 0;
+	return rc;
+}
+
 int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], const char *label,
 		       uint32_t *ret_namespace)
 {
@@ -459,7 +470,9 @@ int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2], cons
 	}
 	if (label)
 		memcpy(message.label, label, strnlen(label, sizeof(message.label) - 1));
-	rc = ask_namespace(client, &message);
+	rc = await_leave(client);
+	if (rc == 0)
+		rc = ask_namespace(client, &message);
 	if (rc == 0)
 		rc = remember(client);
 	if (rc != 0)
@@ -519,7 +532,9 @@ int kvt_namespace_close(struct kvt_client *client, uint32_t namespace_id)
 	struct kvt_result result;
 	int rc = call_and_release(client, &request, &result);
 
-	if (rc != 0 && open)
+	if (open && !client->opened[namespace_id].open && (rc == -ETIMEDOUT || rc == -EINTR))
+		client->leaving = true;
+	else if (rc != 0 && open)
 		client->opened[namespace_id].open = true;
 	return rc;
 }

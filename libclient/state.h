@@ -144,6 +144,7 @@ struct kvt_client {
 	struct kvt_mirror_end mirror;
 	struct kvt_opened *opened;
 	uint32_t n_opened;
+	bool leaving; /* a LEAVE was not answered in time: it may close a namespace yet */
 	struct kvt_feed *feed; /* NULL: no subscription */
 	struct kvt_store_end *store; /* NULL: this client has none */
 	void *segment, *areas;

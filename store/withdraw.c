@@ -74,6 +74,12 @@ static int path_of(const struct kvt_store *store, uint32_t page, struct path **r
 	return -EAGAIN;
 }
 
+/* True if the daemon takes fewer keys at once than the area has. */
+static bool too_many_keys(const struct kvt_store *store, int rc)
+{
+	return rc == -EINVAL && kvt_client_error(store->client)->reason == KVT_REASON_BAD_RANGE;
+}
+
 /* Remove a prefix; one that is too long for the area of keys, or that nothing can be split off in
  * front of, for want of nodes, from an earlier page on. */
 static int remove_path(struct kvt_store *store, const struct path *path)
@@ -88,10 +94,8 @@ static int remove_path(struct kvt_store *store, const struct path *path)
 
 	if (rc != 0)
 		return rc;
-	if (path->root_key)
-		remove.flags |= KVT_F_ROOT_KEY;
-	while ((rc = kvt_call(store->client, &remove, &result)) != 0 &&
-	       (rc == -ENOSPC || rc == -E2BIG) && remove.n_keys > size)
+	while ((rc = kvt_call(store->client, &remove, &result)) != 0 && remove.n_keys > size &&
+	       (rc == -ENOSPC || rc == -E2BIG || too_many_keys(store, rc)))
 		remove.n_keys -= size;
 	if (rc == 0 && result.state)
 		kvt_store_say(store, "a prefix of %u pages is withdrawn from page %u on; %u leases "

@@ -95,7 +95,8 @@ home=examples/worker/model
 model="--model $home/prices.bin --tokenizer $home/prices.tok"
 prompts=3
 
-prices() { "$O/prices" --words "$home/words.txt" --lines 128 --turns 2 --prompts $prompts "$@"; }
+price_list() { "$O/prices" --words "$home/words.txt" --lines 128 "$@"; }
+prices() { price_list --turns 2 --prompts $prompts "$@"; }
 # JSON of all processes -> a member of each line
 member() { sed -n "s/.*\"$2\":\(\"[^\"]*\"\|[0-9.]*\).*/\1/p" "$dir/$1".?; }
 sum() { awk '{ n += $1 } END { print n }'; }
@@ -128,7 +129,7 @@ check_answers() {
 demo_model() {
 	local i
 	say "a model: a price list of 128 lines, four processes at once, $prompts questions each"
-	prices --prompts 1 --turns 0 | sed 's/\\n/\n/g' | sed -n '1,4p'
+	price_list --prompts 1 --turns 0 | sed 's/\\n/\n/g' | sed -n '1,4p'
 	echo "... (1,028 positions of list in every prompt)"
 	# shellcheck disable=SC2046
 	start --n_pages=1024 $("$O/worker" $model --geometry)

@@ -21,6 +21,20 @@ static bool is_current(int lock, const char *path)
 	       ours.st_dev == there.st_dev;
 }
 
+/* True if a process has a socket of this name, of any type. */
+static bool listens(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
+
+	if (fd < 0)
+		return false;
+	memcpy(address.sun_path, path, strlen(path));
+	rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
+	close(fd);
+	return rc == 0 || rc == -EPROTOTYPE || rc == -EAGAIN;
+}
+
 int kvt_name_take(struct kvt_name *name, const char *path)
 {
 	*name = (struct kvt_name){ .lock = -1 };
@@ -28,9 +42,16 @@ int kvt_name_take(struct kvt_name *name, const char *path)
 		return -EINVAL;
 	snprintf(name->lock_path, sizeof(name->lock_path), "%s.lock", path);
 	for (;;) {
+		bool is_new = access(name->lock_path, F_OK) != 0;
 		int fd = open(name->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 		int rc = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
 
+		/* A program that locks no such file, as a daemon, listens there. */
+		if (rc == 0 && is_new && listens(path)) {
+			unlink(name->lock_path);
+			close(fd);
+			return -EADDRINUSE;
+		}
 		if (rc == 0 && is_current(fd, name->lock_path)) {
 			name->lock = fd;
 			memcpy(name->path, path, strlen(path));

@@ -207,6 +207,32 @@ TEST_WITH(a_page_that_was_written_is_withdrawn_with_all_behind_it, start, stop)
 	kvt_test_equal(kvt_test_store_status(&sides[0].peer).damaged_pages, 1);
 }
 
+/* A tree of its own in the namespace, as engines with drafts have. */
+TEST_WITH(a_page_under_a_root_key_is_withdrawn, start, stop)
+{
+	uint32_t keys[N], n_pages;
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .keys = keys, .n_keys = N,
+				     .namespace_id = sides[0].space, .root_key = 77 };
+	struct kvt_request match = { .op = KVT_OP_MATCH, .keys = keys, .n_keys = N,
+				     .namespace_id = sides[0].space, .root_key = 77 };
+	struct kvt_result result = { .matched = N };
+	struct kvt_seq *seq;
+	uint32_t page;
+
+	kvt_test_keys(keys, N, 1);
+	kvt_test_equal(kvt_seq_start(sides[0].worker, &begin, &seq), 0);
+	page = kvt_seq_pages(seq, &n_pages)[4];
+	kvt_test_equal(kvt_seq_end(seq, N, NULL, 0, KVT_IDLE, 0), 0);
+	await_rounds(0, PAGES);
+	flip(0, page, 9);
+	await_damage(0, 1);
+	while (result.matched > 4 * PAGE) {
+		kvt_test_equal(kvt_call(sides[0].worker, &match, &result), 0);
+		kvt_result_release(sides[0].worker, &result);
+	}
+	kvt_test_equal(result.matched, 4 * PAGE);
+}
+
 TEST_WITH(what_was_damaged_in_one_instance_leaves_the_others, start_two, stop_two)
 {
 	kvt_test_equal(serve(0, 1), 0);

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connecting, sequences, matches, and every class of error."""
 import asyncio
+import contextlib
 import errno
 import gc
 import json
 import os
 import pickle
+import signal
 import threading
 import time
 import warnings
 from array import array
 
 import pytest
+import stores
 
 import kvtrunk
 from kvtrunk import _client, _errors, testing
@@ -708,3 +711,20 @@ def test_the_module_tells_what_is_there(shared, child):
 def test_fixtures(kvtrunk_daemon, kvtrunk_client):
     assert kvtrunk_client.info.daemon_pid == kvtrunk_daemon.pid
     assert kvtrunk_client.info.page_bytes == 1024
+
+
+def test_a_namespace_that_was_not_closed_in_time_is_opened_again():
+    with testing.daemon(page_size=16, n_pages=64) as daemon:
+        with daemon.connect(timeout=0.2, any_geometry=True) as client:
+            ns = client.namespace(salt="late")
+            ns.insert(range(32), client.alloc(2))
+            stores.freeze(daemon.pid)
+            try:
+                with pytest.raises(kvtrunk.Timeout):
+                    ns.close()
+            finally:
+                os.kill(daemon.pid, signal.SIGCONT)
+            while True:  # it may be late once more
+                with contextlib.suppress(kvtrunk.Timeout):
+                    assert client.namespace(salt="late").match(range(32)).positions == 32
+                    break
