@@ -19,6 +19,8 @@
 
 #define FOLLOW_BLOCKS (8u << 10) /* of SHA-256, at once: about a millisecond */
 #define BLOCK_KEYS 16u
+#define FEW_PAGES 8u
+#define SMALL_BYTES (64u << 10) /* of a page */
 #define SNAPSHOT_PAGES (16u << 10) /* read at once: about a millisecond, too */
 
 static uint64_t epoch_of(const struct kvt_store *store)
@@ -173,8 +175,19 @@ void kvt_store_unfollow(struct kvt_store *store)
 	store->feed = NULL;
 }
 
+/* Return who copies what is queued: the thread itself, if waking a worker takes longer. */
+static struct kvt_jobs *copiers(struct kvt_store *store)
+{
+	static struct kvt_jobs at_once = { .wake = -1 };
+	bool few = store->n_copies == 0 && store->known.n_queued <= FEW_PAGES;
+
+	return few && !store->slabs.device && store->slabs.record_bytes <= SMALL_BYTES ?
+	       &at_once : &store->jobs;
+}
+
 bool kvt_store_copy(struct kvt_store *store)
 {
+	struct kvt_jobs *jobs;
 	uint32_t n = n_ended(store), n_read = kvt_scrub_ended(&store->scrub), begun = 0;
 	bool may;
 	int rc = store->host->options.ram_bytes ? 1 : 0;
@@ -189,10 +202,11 @@ bool kvt_store_copy(struct kvt_store *store)
 	may = store->current && !store->reset && kvt_store_is_clean(store);
 	while (may && kvt_scrub_begin(&store->scrub, &store->known, &store->slabs, &store->jobs))
 		begun++;
+	jobs = copiers(store);
 	/* `current`: what is queued was not changed since. */
 	while (may && rc == 1 && store->n_copies < store->jobs_most) {
 		rc = kvt_copy_begin(store->tier, &store->known, &store->slabs, &store->share,
-				    &store->jobs, copy_at(store, store->n_copies));
+				    jobs, copy_at(store, store->n_copies));
 		store->n_copies += rc == 1;
 		begun += rc == 1;
 	}

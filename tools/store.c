@@ -157,7 +157,9 @@ const char *kvt_store_wear_text(const struct kvt_store_status *status, char *buf
 /* Write " (redis)", or nothing. */
 static const char *kind_text(const struct kvt_store_status *status, char kind[24])
 {
-	snprintf(kind, 24, *status->helper_kind ? " (%.15s)" : "", status->helper_kind);
+	kind[0] = '\0';
+	if (*status->helper_kind)
+		snprintf(kind, 24, " (%.15s)", status->helper_kind);
 	return kind;
 }
 
