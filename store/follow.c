@@ -190,7 +190,7 @@ bool kvt_store_copy(struct kvt_store *store)
 	struct kvt_jobs *jobs;
 	uint32_t n = n_ended(store), n_read = kvt_scrub_ended(&store->scrub), begun = 0;
 	bool may;
-	int rc = store->host->options.ram_bytes ? 1 : 0;
+	int rc = 1;
 
 	/* Jobs that end behind this look are judged by the records behind the next one. */
 	if (n + n_read > 0)

@@ -47,7 +47,8 @@ const struct kvt_chain *kvt_known_name(const struct kvt_known *known, uint32_t p
 
 bool kvt_known_copyable(const struct kvt_known *known, uint32_t page)
 {
-	return kvt_known_name(known, page) && !known->pages[page].ends && !known->pages[page].old;
+	return known->queue_pages && kvt_known_name(known, page) && !known->pages[page].ends &&
+	       !known->pages[page].old;
 }
 
 bool kvt_known_stayed(const struct kvt_known *known, uint32_t page, uint32_t changes)
@@ -102,7 +103,7 @@ void kvt_known_queue(struct kvt_known *known, uint32_t page)
 {
 	uint32_t at;
 
-	if (!known->queue_pages || !kvt_known_copyable(known, page))
+	if (!kvt_known_copyable(known, page))
 		return;
 	if (known->n_queued == known->queue_pages) {
 		known->dropped++;

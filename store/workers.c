@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads for the bytes of pages (workers.h). One queue for all owners, in three parts. Called by
+ * Threads for the bytes of pages (workers.h). One queue for all owners, in parts. Called by
  * the threads of instances, and by the main thread for the file and the helper.
  */
 #include "store/workers.h"
@@ -12,8 +12,6 @@
 #include "shm/atomic.h"
 #include "store/crc32c.h"
 #include "store/device.h"
-
-#define PARTS 3u
 
 int kvt_store_thread(pthread_t *ret_thread, void *(*run)(void *), void *self)
 {
@@ -101,12 +99,12 @@ static bool goes_on(const struct kvt_job *job)
 	       next->kind == job->kind && next->slabs == job->slabs;
 }
 
-/* Return the first part that has a job, PARTS: none has. */
+/* Return the first part that has a job, KVT_WORKERS_PARTS: none has. */
 static uint32_t next_part(const struct kvt_workers *workers)
 {
 	uint32_t part = 0;
 
-	while (part < PARTS && !workers->first[part])
+	while (part < KVT_WORKERS_PARTS && !workers->first[part])
 		part++;
 	return part;
 }
@@ -131,9 +129,9 @@ static struct kvt_job *take(struct kvt_workers *workers)
 	uint32_t part;
 
 	pthread_mutex_lock(&workers->lock);
-	while ((part = next_part(workers)) == PARTS && !workers->stopping)
+	while ((part = next_part(workers)) == KVT_WORKERS_PARTS && !workers->stopping)
 		pthread_cond_wait(&workers->there, &workers->lock);
-	jobs = part < PARTS ? cut(workers, part) : NULL;
+	jobs = part < KVT_WORKERS_PARTS ? cut(workers, part) : NULL;
 	pthread_mutex_unlock(&workers->lock);
 	return jobs;
 }
@@ -174,7 +172,7 @@ void kvt_workers_stop(struct kvt_workers *workers)
 	pthread_mutex_unlock(&workers->lock);
 	while (workers->n > 0)
 		pthread_join(workers->threads[--workers->n], NULL);
-	KVT_ASSERT(next_part(workers) == PARTS);
+	KVT_ASSERT(next_part(workers) == KVT_WORKERS_PARTS);
 }
 
 void kvt_jobs_add(struct kvt_jobs *jobs, struct kvt_job *job)

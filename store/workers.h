@@ -20,6 +20,7 @@
 #include "store/slabs.h"
 
 #define KVT_WORKERS_MOST 64u
+#define KVT_WORKERS_PARTS 3u /* of their queue: urgent jobs, copies out, sums */
 
 enum kvt_job_kind {
 	KVT_JOB_OUT,   /* copy a page of a pool into a record */
@@ -48,7 +49,7 @@ struct kvt_job {
 struct kvt_workers {
 	pthread_mutex_t lock;
 	pthread_cond_t there, over; /* a job is; all of somebody are */
-	struct kvt_job *first[3], *last[3]; /* urgent ones, copies out, sums */
+	struct kvt_job *first[KVT_WORKERS_PARTS], *last[KVT_WORKERS_PARTS];
 	bool stopping;
 	uint32_t n;
 	pthread_t threads[KVT_WORKERS_MOST];

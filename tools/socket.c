@@ -21,18 +21,34 @@ static bool is_current(int lock, const char *path)
 	       ours.st_dev == there.st_dev;
 }
 
+/* Connect without waiting. Returns the socket. -ECONNREFUSED: its process has ended; -EPROTOTYPE:
+ * it is of another type. */
+static int try_connect(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd, rc;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return -ENAMETOOLONG;
+	memcpy(address.sun_path, path, strlen(path));
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+		return fd;
+	rc = -errno;
+	close(fd);
+	return rc;
+}
+
 /* True if a process has a socket of this name, of any type. */
 static bool listens(const char *path)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
+	int fd = try_connect(path);
 
-	if (fd < 0)
-		return false;
-	memcpy(address.sun_path, path, strlen(path));
-	rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 ? 0 : -errno;
-	close(fd);
-	return rc == 0 || rc == -EPROTOTYPE || rc == -EAGAIN;
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0 || fd == -EPROTOTYPE || fd == -EAGAIN;
 }
 
 int kvt_name_take(struct kvt_name *name, const char *path)
@@ -105,19 +121,13 @@ void kvt_name_release(struct kvt_name *name)
 /* The process that called listen(). 0: none answers. */
 static pid_t listener_of(const char *path)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	struct ucred peer = { .pid = 0 };
 	socklen_t bytes = sizeof(peer);
-	int fd;
+	int fd = try_connect(path);
 
-	if (strlen(path) >= sizeof(address.sun_path))
-		return 0;
-	memcpy(address.sun_path, path, strlen(path));
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return 0;
-	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
-		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
 	close(fd);
 	return peer.pid;
 }
