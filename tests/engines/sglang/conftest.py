@@ -43,6 +43,7 @@ IN_PROCESS = {
     "--random-seed 1": "a test that fails does so again",
 }
 """What those of serve.py get, too, which are no servers."""
+NEVER = "device", "dtype", "kv_cache_dtype", "max_total_tokens", "mem_fraction_static", "radix_cache_backend"
 ON_A_CPU = [word for option in BEHIND for word in option.split()]
 STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
 """PYTHONPATH of an engine."""
@@ -90,6 +91,7 @@ class Engine(engine.Engine):
     def __init__(self, folder, log, daemon=None, environment=(), program="serve.py", pages=PAGES,
                  page_size=PAGE, **options):
         """options: of this test, over what is printed for a pool of so many pages."""
+        assert not set(options) & set(NEVER), options
         drafts = [value for value in (options.get("speculative_algorithm"),
                                       options.get("speculative_draft_model_path")) if value]
         options = {**fields(folder, pages, page_size, options.get("tp_size", 1), drafts), **options}
