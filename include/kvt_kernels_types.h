@@ -63,8 +63,6 @@ enum kvt_attn_isa {
 	KVT_ATTN_ISA_AVX512 = 3, /* AVX-512 F, BW, DQ, VL */
 	KVT_ATTN_ISA_AVX512_BF16 =
 		4, /* and BF16, VBMI, used where q is bf16 and KV is bf16 or fp8 */
-	KVT_ATTN_ISA_NEON = 5, /* 64-bit Arm */
-	KVT_ATTN_ISA_NEON_BF16 = 6, /* and BFMMLA, used likewise */
 };
 
 enum kvt_attn_device {
@@ -198,8 +196,7 @@ struct kvt_attn_options {
 	/*
 	 * CPU: threads that compute, the caller's included; 0: one for each CPU the caller may run
 	 * on. The context's threads block signals sent to the process. If isa is AUTO, the
-	 * environment's KVT_ATTN_ISA decides (portable, avx2, avx512, avx512_bf16, neon,
-	 * neon_bf16).
+	 * environment's KVT_ATTN_ISA decides (portable, avx2, avx512, avx512_bf16).
 	 */
 	uint32_t n_threads;
 	uint32_t isa; /* enum kvt_attn_isa */

@@ -17,9 +17,6 @@ KERNELS_SRC := $(addprefix kernels/,append_prefill.c base.c check.c context.c cu
 ifneq ($(filter x86_64%,$(KERNELS_ARCH)),)
 KERNELS_SRC += kernels/path_avx2.c kernels/path_avx512.c kernels/path_avx512_bf16.c
 endif
-ifneq ($(filter aarch64%,$(KERNELS_ARCH)),)
-KERNELS_SRC += kernels/path_neon.c kernels/path_neon_bf16.c
-endif
 
 KERNELS_AVX512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 # Frames that gcc 12 lays out for use-after-return are aligned for 32 bytes, not for 64 (PR 110027).
@@ -32,7 +29,6 @@ $(O)/obj/kernels/path_avx2.o: CFLAGS_kernels_isa := $(KERNELS_LINES) -mavx2 -mfm
 $(O)/obj/kernels/path_avx512.o: CFLAGS_kernels_isa := $(KERNELS_LINES) $(KERNELS_AVX512)
 $(O)/obj/kernels/path_avx512_bf16.o: CFLAGS_kernels_isa := $(KERNELS_LINES) $(KERNELS_AVX512) \
 	-mavx512bf16 -mavx512vbmi
-$(O)/obj/kernels/path_neon_bf16.o: CFLAGS_kernels_isa := -march=armv8.2-a+bf16
 
 # CUDA: a binary for each architecture that is chosen at run time, and PTX for later ones.
 CUDA_SRC := kernels/cuda_kernels.cu $(wildcard kernels/*.cuh) kernels/cuda_args.h \

@@ -16,8 +16,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
 #endif
 
 #include "internal.h"
@@ -30,9 +28,8 @@ int kvt_attn_abi(void)
 	return KVT_ATTN_ABI;
 }
 
-static const char *const isa_names[] = { "auto",	"portable", "avx2", "avx512",
-					 "avx512_bf16", "neon",     "neon_bf16" };
-#define ISA_LAST KVT_ATTN_ISA_NEON_BF16
+static const char *const isa_names[] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
+#define ISA_LAST KVT_ATTN_ISA_AVX512_BF16
 
 #if defined(__x86_64__)
 /* clang 14 has no name for it. */
@@ -72,11 +69,6 @@ static bool isa_supported(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return isa_supported(KVT_ATTN_ISA_AVX512) && __builtin_cpu_supports("avx512bf16") &&
 		       __builtin_cpu_supports("avx512vbmi");
-#elif defined(__aarch64__)
-	case KVT_ATTN_ISA_NEON:
-		return true;
-	case KVT_ATTN_ISA_NEON_BF16:
-		return getauxval(AT_HWCAP2) & HWCAP2_BF16;
 #endif
 	default:
 		return false;
@@ -94,11 +86,6 @@ static struct kvt_isa isa_paths(enum kvt_attn_isa isa)
 	case KVT_ATTN_ISA_AVX512_BF16:
 		return (struct kvt_isa){ "avx512_bf16", &kvt_path_avx512_f32,
 					 &kvt_path_avx512_bf16 };
-#elif defined(__aarch64__)
-	case KVT_ATTN_ISA_NEON:
-		return (struct kvt_isa){ "neon", &kvt_path_neon_f32, &kvt_path_neon_f32 };
-	case KVT_ATTN_ISA_NEON_BF16:
-		return (struct kvt_isa){ "neon_bf16", &kvt_path_neon_f32, &kvt_path_neon_bf16 };
 #endif
 	default:
 		return (struct kvt_isa){ "portable", &kvt_path_portable_f32,
@@ -120,7 +107,7 @@ static int isa_from_environment(struct kvt_attn_context *context, enum kvt_attn_
 	}
 	return kvt_attn_fail(context, -EINVAL,
 			     "KVT_ATTN_ISA=%.40s names no path: use auto, portable, "
-			     "avx2, avx512, avx512_bf16, neon or neon_bf16",
+			     "avx2, avx512 or avx512_bf16",
 			     name);
 }
 

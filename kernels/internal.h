@@ -109,9 +109,6 @@ extern const struct kvt_path kvt_path_portable_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx2_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx512_f32 KVT_HIDDEN;
 extern const struct kvt_path kvt_path_avx512_bf16 KVT_HIDDEN;
-#elif defined(__aarch64__)
-extern const struct kvt_path kvt_path_neon_f32 KVT_HIDDEN;
-extern const struct kvt_path kvt_path_neon_bf16 KVT_HIDDEN;
 #endif
 
 /*

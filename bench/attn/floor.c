@@ -15,10 +15,6 @@
 #include <string.h>
 #include <time.h>
 
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
-
 #define THREADS_MAX 256
 
 double now_s(void)
@@ -137,27 +133,6 @@ ASM_LOOP(loop_bf16_28, "avx512f", ZERO_512, R28(DOT_512), 28 * 64, LOW_REGISTERS
 ASM_LOOP(loop_bf16_load, "avx512f", ZERO_512, R24(DOT_512_LOAD), 24 * 64, LOW_REGISTERS,
 	 HIGH_REGISTERS)
 
-#elif defined(__aarch64__)
-
-#define MMLA(n) "bfmmla v" #n ".4s, v30.8h, v31.8h\n\t"
-
-/* Sixteen times 2 x 2 sums, four products to each. */
-static double loop_bfmmla(uint64_t rounds)
-{
-	uint64_t left = rounds;
-
-	__asm__ volatile(".arch_extension bf16\n\t"
-			 "movi v30.16b, #0\n\tmovi v31.16b, #0\n1:\n\t"
-			 MMLA(0) MMLA(1) MMLA(2) MMLA(3) MMLA(4) MMLA(5) MMLA(6) MMLA(7)
-			 MMLA(16) MMLA(17) MMLA(18) MMLA(19) MMLA(20) MMLA(21) MMLA(22) MMLA(23)
-			 "subs %0, %0, #1\n\tb.ne 1b\n\t"
-			 : "+r"(left)
-			 :
-			 : "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17",
-			   "v18", "v19", "v20", "v21", "v22", "v23", "v30", "v31");
-	return (double)rounds * 16 * 32;
-}
-
 #endif
 
 #define LOOPS_MAX 4
@@ -168,8 +143,6 @@ static loop_fn *const loops[][LOOPS_MAX] = {
 	[FLOOR_AVX2] = { loop_avx2_8, loop_avx2_12, loop_avx2_14 },
 	[FLOOR_AVX512] = { loop_avx512_12, loop_avx512_20, loop_avx512_28 },
 	[FLOOR_BF16] = { loop_bf16_12, loop_bf16_20, loop_bf16_28, loop_bf16_load },
-#elif defined(__aarch64__)
-	[FLOOR_BFMMLA] = { loop_bfmmla },
 #endif
 };
 
@@ -185,9 +158,6 @@ bool floor_has(enum floor_kind kind)
 		return __builtin_cpu_supports("avx512f");
 	case FLOOR_BF16:
 		return __builtin_cpu_supports("avx512bf16");
-#elif defined(__aarch64__)
-	case FLOOR_BFMMLA:
-		return getauxval(AT_HWCAP2) & HWCAP2_BF16;
 #endif
 	default:
 		return false;

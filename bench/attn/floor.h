@@ -15,7 +15,6 @@ enum floor_kind {
 	FLOOR_AVX2, /* fma of 256-bit vectors */
 	FLOOR_AVX512, /* fma of 512-bit vectors */
 	FLOOR_BF16, /* vdpbf16ps of 512-bit vectors */
-	FLOOR_BFMMLA, /* the same of Arm */
 };
 
 const char *floor_name(enum floor_kind kind);

@@ -351,8 +351,7 @@ static uint32_t measure_repeat(const struct measure *measure, struct repetition 
 
 static const char *isa_name(uint32_t isa)
 {
-	static const char *const names[] = { "auto",	    "portable", "avx2", "avx512",
-					     "avx512_bf16", "neon",     "neon_bf16" };
+	static const char *const names[] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
 
 	return names[isa];
 }
@@ -527,11 +526,8 @@ static uint32_t best_isa(void)
 static enum floor_kind floor_of_path(uint32_t isa, uint32_t type)
 {
 	static const enum floor_kind floors[] = { FLOOR_VECTOR, FLOOR_VECTOR, FLOOR_AVX2,
-						  FLOOR_AVX512, FLOOR_BF16,   FLOOR_VECTOR,
-						  FLOOR_BFMMLA };
+						  FLOOR_AVX512, FLOOR_BF16 };
 
-	if (isa >= KVT_ATTN_ISA_NEON && type != KVT_ATTN_BF16)
-		return FLOOR_VECTOR;
 	if (isa == KVT_ATTN_ISA_AVX512_BF16 && type != KVT_ATTN_BF16)
 		return FLOOR_AVX512;
 	return floors[isa];
@@ -546,7 +542,7 @@ static enum floor_kind floor_of(uint32_t isa, uint32_t type)
 	enum floor_kind best = floor_of_path(isa, type);
 	double best_rate = floor_gflops(best, 1);
 
-	for (int i = FLOOR_VECTOR; !options.isa && i <= FLOOR_BFMMLA; i++) {
+	for (int i = FLOOR_VECTOR; !options.isa && i <= FLOOR_BF16; i++) {
 		enum floor_kind kind = (enum floor_kind)i;
 		double rate = 0;
 
@@ -612,7 +608,7 @@ static void usage(void)
 		"figure.\n"
 		"\n"
 		"  --quick          at most 40 seconds\n"
-		"  --isa PATH       portable, avx2, avx512, avx512_bf16, neon, neon_bf16;\n"
+		"  --isa PATH       portable, avx2, avx512, avx512_bf16;\n"
 		"                   default: the best there is\n"
 		"  --threads N      threads of the runs with all cores; default: all\n"
 		"  --repetitions N  of each figure, up to %d; default 9, with --quick 3\n"
@@ -644,12 +640,12 @@ static uint32_t number(const char *text, uint32_t max)
 
 static uint32_t isa_number(const char *name)
 {
-	for (uint32_t i = 0; i <= KVT_ATTN_ISA_NEON_BF16; i++) {
+	for (uint32_t i = 0; i <= KVT_ATTN_ISA_AVX512_BF16; i++) {
 		if (strcmp(name, isa_name(i)) == 0)
 			return i;
 	}
 	errx(2,
-	     "--isa %s: use auto, portable, avx2, avx512, avx512_bf16, neon or neon_bf16",
+	     "--isa %s: use auto, portable, avx2, avx512 or avx512_bf16",
 	     name);
 }
 

@@ -664,12 +664,11 @@ void random_test(const char *what, uint32_t seed,
 
 /* Contexts */
 
-const char *const isa_names[N_ISAS] = { "auto",	       "portable", "avx2",	"avx512",
-					"avx512_bf16", "neon", "neon_bf16" };
+const char *const isa_names[N_ISAS] = { "auto", "portable", "avx2", "avx512", "avx512_bf16" };
 
 bool isa_rounds(uint32_t isa)
 {
-	return isa >= KVT_ATTN_ISA_AVX512_BF16 && isa != KVT_ATTN_ISA_NEON;
+	return isa == KVT_ATTN_ISA_AVX512_BF16;
 }
 
 struct kvt_attn_context *context_for(uint32_t isa, uint32_t n_threads, uint64_t scratch_bytes)

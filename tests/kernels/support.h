@@ -205,7 +205,7 @@ uint32_t reference_limit(uint32_t position, uint32_t n_positions,
 			 const struct kvt_attn_region *regions, uint32_t n_regions);
 
 /* The paths, and a context for one; NULL if this CPU lacks it. */
-#define N_ISAS 7
+#define N_ISAS 5
 extern const char *const isa_names[N_ISAS];
 /* True if the path multiplies in bf16 where q is bf16 and KV is bf16 or fp8. */
 bool isa_rounds(uint32_t isa);
