@@ -11,6 +11,8 @@
 # make check-ci   all of these, engines in what is left of 46 minutes
 # make gpu-check  what needs a CUDA device: build, tests, figures (docs/gpu.md); skips without one
 # make bench      build and run the daemon's benchmarks; AGAINST=REV: beside that commit's
+# make attention  attention kernels, their benchmark, the worker: docs/kernels.md, docs/worker.md
+# make attention-check  build and run their tests
 # make bench-attn the attention kernels on this CPU
 # make tests      build the test programs without running them
 # make kernels-cuda  everything, with the CUDA kernels: needs nvcc, takes minutes
@@ -114,6 +116,9 @@ LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvt
 EXAMPLES :=
 TEST_PROGRAMS :=
 GPU_PROGRAMS :=
+# A guest of the house, which is built and tested apart: kernels, and the worker that runs them.
+ATTENTION := $(O)/libkvtkernels.so $(O)/libkvtkernels.a
+ATTENTION_TESTS :=
 
 # ---- what cannot be built here, as Debian packages that are missing. Libraries need a compiler.
 ABSENT := $(shell CC='$(CC) $(CFLAGS_EXTRA) $(LDFLAGS_EXTRA)' tools/needs.sh compiler programs \
@@ -140,6 +145,8 @@ NVCC_COMPILE = $(if $(V),,@echo "  NVCC $@" && )$(NVCC) -O3 -std=c++17 -fmad=fal
 
 all: $(LIBRARIES) $(if $(MISSING),say-missing,$(PROGRAMS) $(EXAMPLES))
 	@echo "kvtrunk $(VERSION): built into $(O)/"
+
+attention: $(ATTENTION)
 
 portable: $(PORTABLE)
 
@@ -171,6 +178,10 @@ check-engines: check_rounds := engines
 check-newest:
 	@+O=$(O) MAKE='$(MAKE)' tests/engines/check-newest
 
+attention-check:
+	@tests/setup check
+	@+O=$(O) MAKE='$(MAKE)' CHECK_ONLY=attention tests/check long
+
 gpu-check:
 	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
 
@@ -190,6 +201,6 @@ help:
 clean:
 	rm -rf $(O)
 
-.PHONY: all portable say-missing setup demo check check-long check-all check-engines check-newest \
-	check-ci gpu-check gpu-programs missing tidy help clean FORCE
+.PHONY: all attention attention-check portable say-missing setup demo check check-long check-all \
+	check-engines check-newest check-ci gpu-check gpu-programs missing tidy help clean FORCE
 -include $(shell find $(O)/obj -name '*.d' 2>/dev/null)

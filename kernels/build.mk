@@ -3,8 +3,9 @@
 # libkvtkernels (.so and .a), its tests, and kvtbench-attn.
 #
 #   make kernels         the library and the benchmark
-#   make kernels-cuda    everything, with the CUDA kernels
-#   make kernels-check   build and run the tests of the kernels
+#   make kernels-cuda    all, with the CUDA kernels
+#   make attention       these and the worker (examples/worker)
+#   make attention-check build and run the tests of all of these
 #
 # Each path is compiled for its instruction set and chosen at run time. CUDA: see Makefile.
 
@@ -85,12 +86,12 @@ ifneq ($(KERNELS_BENCH_OBJ),)
 $(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(call objs,shm/stdio.c tools/option.c) \
 		$(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
-PROGRAMS += $(KERNELS_BENCH)
+ATTENTION += $(KERNELS_BENCH)
 endif
 
 # What tests on the stand-in for the driver link before the library's own list of binaries, where
 # that is empty.
-STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/cuda/standin_images.o)
+STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/kernels/standin_images.o)
 
 # ---- tests: one program for each tests/kernels/test_*.c, with what the others share
 KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
@@ -103,7 +104,7 @@ $(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TES
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) $(filter %.a,$^) \
 		-o $@ $(KERNELS_LIBS)
-TEST_PROGRAMS += $(KERNELS_TESTS)
+ATTENTION_TESTS += $(KERNELS_TESTS)
 GPU_PROGRAMS += $(O)/tests/kernels/test_gpu
 
 # The CUDA kernels' sources, compiled for the CPU and run on emulated hardware.
@@ -116,7 +117,7 @@ $(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels
 		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
 		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
 $(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
-$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES) | $(O)/tests/cuda/standin/libcuda.so.1
+$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES) | $(O)/tests/kernels/standin/libcuda.so.1
 endif
 
 kernels-programs: $(KERNELS_TESTS)
@@ -124,11 +125,8 @@ kernels-programs: $(KERNELS_TESTS)
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
 
-kernels-cuda: all
+kernels-cuda: all attention
 	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is missing." \
 		"Put it on PATH or name it: NVCC=" >&2; exit 1)
 
-kernels-check: kernels $(KERNELS_TESTS)
-	@O=$(abspath $(O)) tests/kernels/run
-
-.PHONY: kernels kernels-cuda kernels-programs kernels-check
+.PHONY: kernels kernels-cuda kernels-programs

@@ -57,5 +57,6 @@ TEST_PROGRAMS += $(UNIT_PROGRAMS)
 unit: $(UNIT_PROGRAMS)
 unit-portable: $(UNIT_PORTABLE)
 tests: $(TEST_PROGRAMS)
+attention-tests: $(ATTENTION_TESTS)
 
-.PHONY: unit unit-portable tests
+.PHONY: unit unit-portable tests attention-tests

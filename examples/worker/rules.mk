@@ -10,6 +10,7 @@ WORKER_LIBS := $(if $(WORKER_BLAS),-lopenblas) -lpthread -ldl -lm
 
 ifneq ($(WORKER_BLAS)$(WORKER_CUDA),)
 EXAMPLES += $(O)/worker $(O)/prices
+ATTENTION += $(O)/worker $(O)/prices
 GPU_PROGRAMS += $(if $(WORKER_CUDA),$(O)/worker $(O)/prices)
 else
 EXAMPLES += say-no-worker

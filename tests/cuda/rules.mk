@@ -2,14 +2,12 @@
 # The stand-in for the driver, with the soname of the real one and so in a separate folder, and its
 # tests.
 STANDIN := $(O)/tests/cuda/standin/libcuda.so.1
-STANDIN_OBJ := $(call objs,$(filter-out %/no_kernels.c,$(wildcard tests/cuda/standin/*.c))) \
-	$(if $(KERNELS_CXX),$(O)/obj/tests/kernels/emulated.o, \
-	$(O)/obj/tests/cuda/standin/no_kernels.o)
+STANDIN_OBJ := $(call objs,$(wildcard tests/cuda/standin/*.c))
+link_standin = @mkdir -p $(@D); $(if $(V),,echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
+	-Wl,-soname,$(@F) $^ -o $@ -lm -lpthread
 
 $(STANDIN): $(STANDIN_OBJ)
-	@mkdir -p $(@D)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) -Wl,-soname,libcuda.so.1 $^ \
-		-o $@ -lm -lpthread
+	$(link_standin)
 TEST_PROGRAMS += $(STANDIN)
 
 CUDA_TESTS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/cuda/test_*.c))

@@ -4,15 +4,11 @@
 
 #include <stdint.h>
 
+#include "tests/cuda/standin/linked.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* True if there is a kernel of this name. */
-int emulated_known(const char *name);
-
-/* Bytes of that kernel's argument. */
-uint32_t emulated_args_bytes(const char *name);
 
 /*
  * From now on: 0: threads take turns and copies are as late as possible; else the seed of another
@@ -44,9 +40,6 @@ void emulated_traffic_count(int on);
 
 /* Returns the number of places counted; *ret_bytes is the highest byte of shared memory used. */
 uint32_t emulated_traffic(const struct emulated_place **ret_places, uint32_t *ret_bytes);
-
-/* Run all thread blocks of a kernel, one after the other. args is the kernel's argument. */
-void emulated_launch(const char *name, const void *args, uint32_t grid_x, uint32_t grid_y);
 
 #ifdef __cplusplus
 }

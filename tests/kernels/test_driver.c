@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA contexts from open to close against the stand-in for the driver (tests/cuda/standin), which
- * LD_LIBRARY_PATH must name. The three operations give the CPU's results, every call of the driver
- * may fail, and nothing stays open.
+ * CUDA contexts from open to close against the stand-in for the driver, which LD_LIBRARY_PATH must
+ * name (tests/kernels/standin of the build). The three operations give the CPU's results,
+ * every call of the driver may fail, and nothing stays open.
  *
  * Inputs: the call that fails, the stream that lags or is captured. Invariant: all or nothing is
  * written.

@@ -2,7 +2,7 @@
 $(O)/tests/worker/flip: $(O)/obj/tests/worker/flip.o $(O)/libkvtrunk.a
 	$(link_test) -ldl
 
-TEST_PROGRAMS += $(O)/tests/worker/flip
+ATTENTION_TESTS += $(O)/tests/worker/flip
 GPU_PROGRAMS += $(O)/tests/worker/flip
 
 # The worker's conversion from the library's view of a pool to the kernels'.
@@ -11,7 +11,7 @@ $(O)/tests/worker/test_view: $(O)/obj/tests/worker/test_view.o $(WORKER_PARTS) \
 		$(O)/libkvttest.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
 	$(link_test) $(WORKER_LIBS)
 
-TEST_PROGRAMS += $(O)/tests/worker/test_view
+ATTENTION_TESTS += $(O)/tests/worker/test_view
 endif
 
 # Two workers that compute the same.
@@ -20,7 +20,7 @@ $(O)/tests/worker/test_twice: $(O)/obj/tests/worker/test_twice.o $(WORKER_PARTS)
 		$(O)/libkvttest.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
 	$(link_test) $(WORKER_LIBS)
 
-TEST_PROGRAMS += $(O)/tests/worker/test_twice
+ATTENTION_TESTS += $(O)/tests/worker/test_twice
 endif
 
 # Without nvcc: the worker that runs on stand-ins only.
@@ -30,13 +30,16 @@ $(O)/tests/worker/worker: $(call objs,examples/worker/main.c tools/util.c tools/
 		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(link_test) $(WORKER_LIBS)
 
-TEST_PROGRAMS += $(O)/tests/worker/worker $(O)/prices
+ATTENTION_TESTS += $(O)/tests/worker/worker $(O)/prices
 endif
 
-# The stand-in for cuBLAS, which finds that for the driver (tests/cuda) beside it.
-CUBLAS_STANDIN := $(O)/tests/cuda/standin/libcublas.so.13
-$(CUBLAS_STANDIN): $(O)/obj/tests/worker/standin/cublas.o $(STANDIN)
-	@mkdir -p $(@D)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
-		-Wl,-soname,libcublas.so.13 $^ -o $@
-TEST_PROGRAMS += $(CUBLAS_STANDIN)
+# Stand-ins whose kernels are those of kernels/ and of the worker, on emulated hardware. That for
+# cuBLAS finds the driver's beside it.
+DEVICE_STANDINS := $(addprefix $(O)/tests/kernels/standin/,libcuda.so.1 libcublas.so.13)
+$(O)/tests/kernels/standin/libcuda.so.1: $(STANDIN_OBJ) \
+		$(if $(KERNELS_CXX),$(O)/obj/tests/kernels/emulated.o)
+	$(link_standin)
+$(O)/tests/kernels/standin/libcublas.so.13: $(O)/obj/tests/worker/standin/cublas.o \
+		$(O)/tests/kernels/standin/libcuda.so.1
+	$(link_standin)
+ATTENTION_TESTS += $(DEVICE_STANDINS)
