@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# One file's style. Variables: file, kind (c, make, sh, web, text).
+# One file's style. Variables: file, kind (c, make, py, sh, web, text).
 #
 # Functions are recognised by the project's layout: the opening brace of a body and its closing
 # brace are alone in column 1.
@@ -47,6 +47,7 @@ BEGIN {
 	for (i = 128; i < 192; i++)
 		continuation[sprintf("%c", i)] = 1
 	is_header = file ~ /\.h$/
+	most = kind == "py" ? 104 : 100
 	forbidden = "(^|[^A-Za-z-])(TODO|FIXME|XXX|HACK)([^A-Za-z]|$)"
 }
 
@@ -55,7 +56,7 @@ FNR == 1 && kind == "c" && $0 != "/* SPDX-License-Identifier: Apache-2.0 */" {
 }
 FNR <= 2 && /SPDX-License-Identifier: Apache-2.0/ { has_licence = 1 }
 
-kind != "text" && columns($0) > 100 { finding("longer than 100 columns") }
+kind != "text" && columns($0) > most { finding("longer than " most " columns") }
 /[ \t]+$/ && kind != "text" { finding("white space at the end of the line") }
 /\r$/ { finding("carriage return") }
 $0 ~ forbidden && file !~ /^tests\/tidy/ { finding("unfinished: " $0) }
@@ -93,6 +94,40 @@ kind == "c" && /^\}$/ && body {
 	body = 0
 }
 
+# Functions of Python, without their text: what is indented further, up to the last line of it.
+kind == "py" && /^ *\t/ && !text { finding("indent with spaces") }
+kind == "py" {
+	quotes = gsub(/"""/, "&")
+	in_text = text || quotes
+	if (quotes % 2)
+		text = !text
+	match($0, /^ */)
+	if (!in_text && NF && RLENGTH <= indent && !/^ *[\])]/)
+		indent = -1
+	if (/^ *(async )?def / && indent < 0) {
+		indent = RLENGTH
+		lines = 0
+	} else if (indent >= 0 && !in_text && NF && ++lines == 71) {
+		finding("function of more than 70 lines")
+	}
+}
+
+# A module imports its own package, and those under it: from ..engine import _flags.
+kind == "py" && file ~ /^python\// && /^ *(from|import) / && !in_text {
+	what = $2
+	if (what ~ /^\./) {
+		folder = file
+		sub(/\/[^\/]*$/, "", folder)
+		for (what = substr(what, 2); what ~ /^\./; what = substr(what, 2))
+			sub(/\/[^\/]*$/, "", folder)
+		what = folder "." what
+	}
+	gsub(/\./, "/", what)
+	sub(/^kvtrunk/, "python/kvtrunk", what)
+	if (what ~ /^python/ && !may_include(what "/"))
+		finding("imports a floor above its own: " $2)
+}
+
 # Public functions follow a comment, or another function of the same comment.
 kind == "c" && file ~ /^include\/kvtrunk_(client|pool|group|operations|sequences)\.h$/ {
 	if (/^[a-z][a-z0-9_ ]* \*?kvt_[a-z0-9_]+\(/ && !documented)
@@ -106,6 +141,6 @@ kind == "c" && file ~ /^include\/kvtrunk_(client|pool|group|operations|sequences
 END {
 	if (kind == "c" && is_header && !guard && file !~ /\.inc\.h$/)
 		finding("a header needs an include guard")
-	if ((kind == "make" || kind == "sh" || kind == "web") && !has_licence)
+	if (kind ~ /^(make|py|sh|web)$/ && !has_licence)
 		finding("SPDX line missing")
 }

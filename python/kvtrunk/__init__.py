@@ -41,8 +41,9 @@ __version__ = version()
 __all__ = [
     "Again", "Analysis", "Array", "AsyncSequence", "Client", "Closed", "ConnectionLost", "Counters",
     "DaemonUnreachable", "Error", "Feed", "FeedRecord", "Fetched", "Forked", "Geometry",
-    "GeometryMismatch", "Info", "InvalidArgument", "JUNCTION", "Layer", "Lease", "Match", "Namespace", "NoSpace",
-    "Overflow", "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded", "Request", "Result",
-    "SIDE_LET", "Sequence", "Stale", "Suspended", "Timeout", "TooLarge", "Unsupported", "VersionMismatch",
-    "__version__", "analyze", "bigram_keys", "connect", "image_hash", "image_keys", "progress", "version",
+    "GeometryMismatch", "Info", "InvalidArgument", "JUNCTION", "Layer", "Lease", "Match",
+    "Namespace", "NoSpace", "Overflow", "PermissionDenied", "Pool", "PoolHits", "QuotaExceeded",
+    "Request", "Result", "SIDE_LET", "Sequence", "Stale", "Suspended", "Timeout", "TooLarge",
+    "Unsupported", "VersionMismatch", "__version__", "analyze", "bigram_keys", "connect",
+    "image_hash", "image_keys", "progress", "version",
 ]

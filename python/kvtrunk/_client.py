@@ -739,7 +739,8 @@ class Client(Owner):
         for people. NoSpace: max_namespaces.
         """
         if model is not None:
-            extra = b"model=%b;%b" % (_field_bytes(model), _field_bytes(b"" if extra is None else extra))
+            extra = b"model=%b;%b" % (_field_bytes(model),
+                                      _field_bytes(b"" if extra is None else extra))
         values = {"adapter": adapter, "salt": salt, "extra": extra, "image": image}
         fields, keep = ffi.new("struct kvt_namespace_fields *"), []
         for name, value in values.items():
@@ -774,8 +775,8 @@ class Client(Owner):
     def map_pool(self, slab: Optional[int] = None, *, device: Optional[int] = None,
                  readonly: bool = False) -> Pool:
         """Map a slab. slab: of several, in host memory. device: the slab that is on the CUDA
-        device of this number in this process. readonly: mapped to read (devices by cuda-vmm), or, in host
-        memory, arrays that numpy and torch take as read only."""
+        device of this number in this process. readonly: mapped to read (devices by cuda-vmm), or,
+        in host memory, arrays that numpy and torch take as read only."""
         native = ffi.new("struct kvt_pool *")
         with self._lock:
             handle = self._open()
@@ -955,9 +956,9 @@ class Client(Owner):
         return feed
 
     def fetched(self) -> Optional[Fetched]:
-        """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open longer
-        than connect()'s fetch_wait, or 0.15 s where the store asks a distributed one, is answered with 0
-        positions."""
+        """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open
+        longer than connect()'s fetch_wait, or 0.15 s where the store asks a distributed one, is
+        answered with 0 positions."""
         found, first = self._fetched, None
         try:
             with self._lock:
@@ -1207,10 +1208,11 @@ def connect(socket: Union[str, os.PathLike[str], None] = None, *, label: Optiona
     """Connect to a daemon and open a session.
 
     socket: default $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock. label: shown by `kvtctl
-    clients`, 63 bytes of it. geometry, fingerprint: what your pages hold; a daemon that has one refuses a session
-    that names neither, unless any_geometry: it writes no page, or follows Pool.layer() for any
-    geometry. observe: no session. Times are seconds: timeout of each call that blocks (none), begin_wait
-    for what others compute of a prompt (30; 0: not at all), resume for a daemon's successor (30),
+    clients`, 63 bytes of it. geometry, fingerprint: what your pages hold; a daemon that has one
+    refuses a session that names neither, unless any_geometry: it writes no page, or follows
+    Pool.layer() for any geometry. observe: no session. Times are seconds: timeout of each call that
+    blocks (none), begin_wait for what others compute of a prompt (30; 0: not at all), resume for a
+    daemon's successor (30),
     connect_wait for a daemon that is not there yet, spin before a wait sleeps (50e-6).
     sq_entries, cq_entries, keys_count, list_count: sizes of rings and areas (64, twice that, 1 Mi and
     256 Ki words). group, rank: join that group (Client.group()). mirror: the group of this session

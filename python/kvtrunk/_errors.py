@@ -40,8 +40,8 @@ class NoSpace(Error):
 
 
 class QuotaExceeded(Error):
-    """EDQUOT: this session is at its limit, `needed`, or this user has too many sessions. `reason` "share": at its share
-    beside other sessions, which grows when they give pages back."""
+    """EDQUOT: this session is at its limit, `needed`, or this user has too many sessions. `reason`
+    "share": at its share beside other sessions, which grows when they give pages back."""
 
 
 class Stale(Error):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from typing import Any, Callable, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

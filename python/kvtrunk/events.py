@@ -334,7 +334,8 @@ class Source(Owner):
                  chain: Optional[Chain] = None, *, pairs: bool = False,
                  label: str = "kv events") -> None:
         """socket: as in connect(). chain: what names a page; default: SGLang's rule. pairs: keys
-        are those of bigram_keys(). Raises DaemonUnreachable; PermissionDenied, Unsupported: it has no feed."""
+        are those of bigram_keys(). Raises DaemonUnreachable; PermissionDenied, Unsupported: it has
+        no feed."""
         self._socket, self._label = socket, label
         self._calls: collections.deque[Optional[tuple[tuple[int, int], int, Any]]] = (
             collections.deque())

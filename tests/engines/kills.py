@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 of processes of an engine at operations of its scheduler: test_kills.py of each engine imports
-this. conftest.KILLS has the operations, each with a word of the process's command line;
+"""kill -9 of processes of an engine at operations of its scheduler: test_kills.py of each engine
+imports this. conftest.KILLS has the operations, each with a word of the process's command line;
 conftest.SMALL are options for an engine that is never killed."""
 import pytest
 from conftest import KILLS, SMALL

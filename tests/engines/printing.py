@@ -49,8 +49,8 @@ def parsed(words):
 
 @contextlib.contextmanager
 def server(engine, options, words, log, environment=()):
-    """What `python -m kvtrunk.ENGINE flags OPTIONS` prints, when it is ready. words: behind the engine's
-    command."""
+    """What `python -m kvtrunk.ENGINE flags OPTIONS` prints, when it is ready. words: behind the
+    engine's command."""
     said = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "flags", *options], check=True,
                           capture_output=True, text=True).stdout
     first, second = [line for line in said.splitlines() if not line.startswith("#")]

@@ -91,7 +91,8 @@ def test_random_prompts_agree_with_an_explicit_tree_of_pairs(clients, page):
 
 
 @pytest.mark.parametrize("tokens, expected", [
-    ([], (0, [])), ([5], (6, [])), ([2**32 - 1, 0], (2**32, [0])), (array("I", [3, 4, 5]), (4, [4, 5]))])
+    ([], (0, [])), ([5], (6, [])), ([2**32 - 1, 0], (2**32, [0])),
+    (array("I", [3, 4, 5]), (4, [4, 5]))])
 def test_the_formula(tokens, expected):
     root, keys = kvtrunk.bigram_keys(tokens)
     assert (root, list(keys)) == expected

@@ -33,7 +33,8 @@ def value():
 
 METHODS = {
     "client": ["namespace", "map_pool", "check", "raise_fence", "record_fence", "forget_stream",
-               "lock", "alloc", "free", "stats", "submit", "reap", "evict", "suspend", "resume", "__exit__"],
+               "lock", "alloc", "free", "stats", "submit", "reap", "evict", "suspend", "resume",
+               "__exit__"],
     "ns": ["begin", "match", "match_many", "probe", "insert", "remove",
            "remove_all"],
     "seq": ["commit", "commit_nowait", "poll", "extend", "extend_pages", "end"],

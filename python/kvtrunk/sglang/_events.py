@@ -106,9 +106,10 @@ class Events:
         if isinstance(event, Stored):
             return BlockStored(
                 block_hashes=[_number(digest) for digest in event.digests],
-                parent_block_hash=event.parent and _number(event.parent), token_ids=self._tokens(event.tokens),
-                block_size=self._page_size, lora_id=None, medium=StorageMedium.GPU,
-                cache_salt=event.space.cache_salt, lora_name=event.space.lora_name)
+                parent_block_hash=event.parent and _number(event.parent),
+                token_ids=self._tokens(event.tokens), block_size=self._page_size, lora_id=None,
+                medium=StorageMedium.GPU, cache_salt=event.space.cache_salt,
+                lora_name=event.space.lora_name)
         if isinstance(event, Removed):
             return BlockRemoved(block_hashes=[_number(digest) for digest in event.digests],
                                 medium=StorageMedium.GPU)

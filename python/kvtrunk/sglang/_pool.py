@@ -191,8 +191,8 @@ def _store() -> dict[str, Any]:
 def _connect(pool: Any, n_drafts: int = 0, **options: Any) -> None:
     from sglang.srt.runtime_context import get_schedule
     try:
-        client = _session(geometry=geometry_of(pool, n_drafts), sides=(), sq_entries=512, cq_entries=2048,
-                          **options)
+        client = _session(geometry=geometry_of(pool, n_drafts), sides=(), sq_entries=512,
+                          cq_entries=2048, **options)
     except GeometryMismatch as error:
         raise _refusals.Refused(
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "

@@ -155,9 +155,9 @@ def check_groups(kv_cache_config: Any, info: Any, drafts: bool = False) -> None:
     needed = sides(groups)
     if (spec.block_size, needed) != (info.page_size, tuple(info.side_pages)):
         line = f"'sides = {sides_text(needed)}'" if needed else "no 'sides'"
-        refuse(f"vLLM plans blocks of {spec.block_size} and sides {sides_text(needed)}, the daemon has pages "
-               f"of {info.page_size} and sides {sides_text(info.side_pages)}: put 'page_size = "
-               f"{spec.block_size}' and {line} into its configuration")
+        refuse(f"vLLM plans blocks of {spec.block_size} and sides {sides_text(needed)}, the daemon "
+               f"has pages of {info.page_size} and sides {sides_text(info.side_pages)}: put "
+               f"'page_size = {spec.block_size}' and {line} into its configuration")
     if kv_cache_config.num_blocks != info.n_pages:
         refuse(f"vLLM plans {kv_cache_config.num_blocks} blocks, the daemon has {info.n_pages} pages: "
                "start vLLM without --num-gpu-blocks-override and VLLM_KV_CACHE_LAYOUT")

@@ -85,8 +85,8 @@ def _state(config: Any) -> MambaSpec:
     made, _ = ModelRegistry.resolve_model_cls(config.model_config.architecture,
                                               model_config=config.model_config)
     if not hasattr(made, "get_mamba_state_shape_from_config"):
-        refuse(f"this vLLM runs {config.model_config.architectures[0]} as {made.__name__}, which does not "
-               "say how large a state is: remove --kv-transfer-config for this model")
+        refuse(f"this vLLM runs {config.model_config.architectures[0]} as {made.__name__}, which "
+               "does not say how large a state is: remove --kv-transfer-config for this model")
     return MambaSpec(shapes=made.get_mamba_state_shape_from_config(config),
                      dtypes=made.get_mamba_state_dtype_from_config(config),
                      block_size=cache.mamba_block_size, page_size_padded=cache.mamba_page_size_padded,

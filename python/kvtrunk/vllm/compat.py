@@ -141,8 +141,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "config/load.py": {"LoadConfig": (
         "download_dir", "load_format", "model_loader_extra_config")},
     "config/model.py": {"ModelConfig": (
-        "dtype", "enable_sleep_mode", "enforce_eager", "get_head_size", "get_sliding_window", "hf_config",
-        "hf_text_config", "is_attention_free", "is_encoder_decoder", "is_hybrid",
+        "dtype", "enable_sleep_mode", "enforce_eager", "get_head_size", "get_sliding_window",
+        "hf_config", "hf_text_config", "is_attention_free", "is_encoder_decoder", "is_hybrid",
         "is_multimodal_model", "max_model_len", "multimodal_config", "quantization",
         "quantization_config", "use_mla")},
     "config/parallel.py": {"ParallelConfig": (
@@ -330,7 +330,8 @@ class Sources:
     def callers(self) -> list[str]:
         """Files that may call what we override."""
         found = [f"{folder}/{path.name}" for folder in _CALLERS if (self._folder / folder).exists()
-                 for path in (self._folder / folder).iterdir() if path.name.endswith(".py") and not path.name.startswith("__")]
+                 for path in (self._folder / folder).iterdir()
+                 if path.name.endswith(".py") and not path.name.startswith("__")]
         names = {name for _, _, names, _ in REPLACED.values() for name in names}
         return [file for file in (*found, *_CALLER_FILES)
                 if any(name in self.text(file) for name in names)]

@@ -43,7 +43,8 @@ IN_PROCESS = {
     "--random-seed 1": "a test that fails does so again",
 }
 """What those of serve.py get, too, which are no servers."""
-NEVER = "device", "dtype", "kv_cache_dtype", "max_total_tokens", "mem_fraction_static", "radix_cache_backend"
+NEVER = ("device", "dtype", "kv_cache_dtype", "max_total_tokens", "mem_fraction_static",
+         "radix_cache_backend")
 ON_A_CPU = [word for option in BEHIND for word in option.split()]
 STANDIN = f"{HERE / 'standin'}:{os.environ.get('PYTHONPATH', '')}"
 """PYTHONPATH of an engine."""

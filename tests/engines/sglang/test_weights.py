@@ -145,8 +145,8 @@ def test_adapters_are_shared_by_what_was_loaded(daemon, start, tmp_path):
     """Another copy is the same adapter. Other files under the same name and path are another."""
     one = adapter(tmp_path / "one", 1)
     same = str(shutil.copytree(one, tmp_path / "same"))
-    engine = start(daemon, environment={"UNPINNED": "1"}, enable_lora=True, max_lora_rank=8, lora_backend="torch_native",
-                   lora_target_modules=TARGETS, max_loras_per_batch=2)
+    engine = start(daemon, environment={"UNPINNED": "1"}, enable_lora=True, max_lora_rank=8,
+                   lora_backend="torch_native", lora_target_modules=TARGETS, max_loras_per_batch=2)
     for name, path in (("x", one), ("y", same)):
         assert ask(engine, do="adapter", lora_name=name, lora_path=path) is True
     text = prompt(next(SEEDS))

@@ -143,8 +143,8 @@ def until_shared(a, b, first):
     for number in itertools.count(first):
         before = a.await_counts(lambda counts: counts["ready"])
         a.serve(prompt(number))
-        a.await_counts(lambda counts: sum(counts[name] - before[name] for name in
-                                          ("written_pages", "dropped_pages", "refused_pages")) >= N // PAGE)
+        a.await_counts(lambda counts: sum(counts[name] - before[name] for name in (
+            "written_pages", "dropped_pages", "refused_pages")) >= N // PAGE)
         b.await_counts(lambda counts: counts["ready"])
         if b.serve(prompt(number)) == N - PAGE:
             return

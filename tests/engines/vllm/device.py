@@ -4,8 +4,9 @@
     ENGINE_PYTHON=PYTHON tests/engines/run vllm tests/engines/vllm/device.py -s
 
 PYTHON is an interpreter with vLLM, pytest and cffi. Without a device the same runs on the CPU: that
-tests this file. It has run on no device. A wrong page changes a whole text; rounding, which depends on what is computed
-together, changes some. So texts are counted, beside a control: a second run of the engine alone.
+tests this file. It has run on no device. A wrong page changes a whole text; rounding, which depends
+on what is computed together, changes some. So texts are counted, beside a control: a second run of
+the engine alone.
 """
 import functools
 import random

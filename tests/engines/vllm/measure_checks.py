@@ -77,8 +77,9 @@ def test_what_a_check_costs(layers, start, tmp_path):
         b.ask(do="seconds")
         compared = b.answer()
         without, checked = (1e3 * statistics.median(seconds[every][2:]) for every in (0, 1))
-        print(f"\n{layers} layers: first token of {len(text)} + 8 tokens {without:.2f} ms, with a check "
-              f"{checked:.2f} ms; of it the comparison {1e3 * statistics.median(compared):.2f} ms")
+        print(f"\n{layers} layers: first token of {len(text)} + 8 tokens {without:.2f} ms, with a "
+              f"check {checked:.2f} ms; of it the comparison "
+              f"{1e3 * statistics.median(compared):.2f} ms")
         for engine in (a, b):
             engine.kill()
 

@@ -43,9 +43,9 @@ SIDES = {
 
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory):
-    """A function that makes vLLM's configuration of a model, in this process, with states in the model's
-    type: vLLM keeps them in fp32 on CPUs with AVX-512 BF16 only. With AMX, as without a CPU, it reuses
-    KV of MLA."""
+    """A function that makes vLLM's configuration of a model, in this process, with states in the
+    model's type: vLLM keeps them in fp32 on CPUs with AVX-512 BF16 only. With AMX, as without a CPU,
+    it reuses KV of MLA."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry

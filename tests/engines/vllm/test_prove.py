@@ -48,7 +48,8 @@ def test_an_engine_that_was_not_proved_says_so_once(connector, said, monkeypatch
     connector._say_unproved(config(2), "LBNHC", "FLASHINFER")
     assert len(said) == 1
     for word in ("device a GPU", "backend FLASHINFER", "layout LBNHC", "ranks 2", "runner second",
-                 "graphs full_and_piecewise", "warm_up on", "scheduling asynchronous", "python -m kvtrunk.vllm prove MODEL"):
+                 "graphs full_and_piecewise", "warm_up on", "scheduling asynchronous",
+                 "python -m kvtrunk.vllm prove MODEL"):
         assert word in said[0]
 
 

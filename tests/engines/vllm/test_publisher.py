@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvtrunk.events.Publisher, for engines of one's own: bytes, replay, and the block of docs/events.md."""
+"""kvtrunk.events.Publisher, for engines of one's own: bytes, replay, the block of docs/events.md."""
 import itertools
 import pathlib
 import sys

@@ -61,8 +61,8 @@ def test_b_reuses_what_only_a_computed(daemon, engines):
 
 def test_the_log_says_once_what_is_kept(engines, name):
     for engine in engines[1:]:
-        assert engine.said().count(
-            f"{WITH_WINDOWS[name]} layers have windows of {model.WINDOW} tokens, and keep all tokens") == 1
+        assert engine.said().count(f"{WITH_WINDOWS[name]} layers have windows of {model.WINDOW} "
+                                   "tokens, and keep all tokens") == 1
 
 
 def test_both_finish_all_in_a_pool_for_two_thirds(daemon, engines):
