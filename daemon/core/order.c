@@ -111,8 +111,10 @@ static uint64_t excess(const struct kvt_core *core, uint32_t id)
 	return core->namespaces[id].cached_pages - core->namespaces[id].limit;
 }
 
-bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
-		     uint32_t b)
+/** Out of line, so that the order of leaves is inlined. */
+static __attribute__((noinline)) bool other_before(const struct kvt_core *core,
+						   const struct kvt_heap *heap, uint32_t a,
+						   uint32_t b)
 {
 	const struct kvt_node *x, *y;
 
@@ -121,17 +123,23 @@ bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, u
 							    a < b;
 	x = kvt_node_at(core, a);
 	y = kvt_node_at(core, b);
-	if (heap->of == KVT_HEAP_EXPIRY)
-		return x->expiry_ns != y->expiry_ns ? x->expiry_ns < y->expiry_ns :
-						      x->start < y->start;
-	return kvt_policies[core->config.policy].before(core, x, y);
+	return x->expiry_ns != y->expiry_ns ? x->expiry_ns < y->expiry_ns : x->start < y->start;
+}
+
+bool kvt_heap_before(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t a,
+		     uint32_t b)
+{
+	if (heap->of != KVT_HEAP_LEAVES)
+		return other_before(core, heap, a, b);
+	return kvt_policies[core->config.policy].before(core, kvt_node_at(core, a),
+							kvt_node_at(core, b));
 }
 
 uint32_t *kvt_heap_place(const struct kvt_core *core, const struct kvt_heap *heap, uint32_t id)
 {
-	return heap->of == KVT_HEAP_OVER   ? &core->over_at[id] :
-	       heap->of == KVT_HEAP_EXPIRY ? &core->nodes[id].expiry_at :
-					     &core->nodes[id].heap_at;
+	if (heap->of == KVT_HEAP_LEAVES)
+		return &core->nodes[id].heap_at;
+	return heap->of == KVT_HEAP_OVER ? &core->over_at[id] : &core->nodes[id].expiry_at;
 }
 
 static void heap_put(struct kvt_core *core, struct kvt_heap *heap, uint32_t at, uint32_t id)
