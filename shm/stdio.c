@@ -47,9 +47,13 @@ void kvt_stdio_begin(const char *program)
 	FILE *output;
 
 	name = program;
-	for (int fd = 0; fd < 3; fd++)
-		if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) != fd)
+	for (int fd = 0; fd < 3; fd++) {
+		/* Closed output cannot be written, neither here nor by what exec() starts. */
+		int mode = fd == STDOUT_FILENO ? O_RDONLY : O_RDWR;
+
+		if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", mode) != fd)
 			_exit(1);
+	}
 	output = fopencookie(NULL, "w", (cookie_io_functions_t){ .write = write_output });
 	if (!output)
 		_exit(1);

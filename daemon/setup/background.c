@@ -109,13 +109,14 @@ static int await_child(const struct kvt_config *config, const struct log_file *l
 		n = read(pipe, &byte, 1);
 	} while (n < 0 && errno == EINTR);
 	if (n == 1) {
-		printf("kvtrunkd: ready, pid %d, socket ", (int)child);
-		if (*config->socket_path)
-			printf("%s", config->socket_path);
-		else
-			printf("%s/%s.sock", config->runtime_dir, config->instance);
-		printf(", log %s; kill %d stops it\n", log->fd >= 0 ? log->path : "as given",
-		       (int)child);
+		bool named = *config->socket_path;
+
+		/* Not by stdio, whose failures end a program with 1: the daemon serves. */
+		dprintf(STDOUT_FILENO, "kvtrunkd: ready, pid %d, socket %s%s%s%s, log %s; kill %d "
+			"stops it\n", (int)child,
+			named ? config->socket_path : config->runtime_dir, named ? "" : "/",
+			named ? "" : config->instance, named ? "" : ".sock",
+			log->fd >= 0 ? log->path : "as given", (int)child);
 		return EXIT_SUCCESS;
 	}
 	waitpid(child, &status, 0);

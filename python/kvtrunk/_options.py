@@ -31,13 +31,25 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _hold_descriptors() -> None:
+    """Open closed standard descriptors: else a file takes their place. Output stays an error."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR if fd == 2 else os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
 
 
 def run(name: str, main: Callable[[], int]) -> NoReturn:
     """Run a program and exit with its status. Output that could not be written ends it with 1 and a
     sentence; a reader that left its pipe, without one."""
     status: Union[int, str, None]
+    _hold_descriptors()
     try:
         try:
             status = main()
@@ -49,7 +61,8 @@ def run(name: str, main: Callable[[], int]) -> NoReturn:
             raise
         if error.errno != errno.EPIPE:
             print(f"{name}: standard output: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit fails, too
+        # Else the flush at exit fails, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
 

@@ -74,13 +74,19 @@ def test_a_bad_option_ends_with_status_2(model, command, why):
                                      "kvtrunk.sglang flags {0}", "kvtrunk.sglang doctor",
                                      "kvtrunk.vllm --help", "kvtrunk.tokens --help",
                                      "kvtrunk.store redis --help"])
-def test_a_full_disk_is_said(model, command):
+def test_output_that_cannot_be_written_is_said(model, command):
     with open("/dev/full", "w", encoding="ascii") as full:
         done = subprocess.run([sys.executable, "-m", *command.format(model).split()], check=False,
                               stdin=subprocess.DEVNULL, stdout=full, text=True,
                               stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(": standard output: No space left on device")
+    assert "Traceback" not in done.stderr
+    line = f"{sys.executable} -m {command.format(model)} >&-"
+    done = subprocess.run(line, shell=True, check=False, stdin=subprocess.DEVNULL, text=True,
+                          stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(": standard output: Bad file descriptor")
     assert "Traceback" not in done.stderr
 
 
