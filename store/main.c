@@ -36,6 +36,7 @@
 #include "tools/store.h"
 #include "tools/util.h"
 
+#define HELP "kvtstored --help"
 #define DEFAULT_RAM_BYTES (4ull << 30)
 #define DEFAULT_MIN_POSITIONS 256u
 #define DEFAULT_QUEUE_PAGES 4096u
@@ -216,17 +217,38 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 	}
 }
 
-/* Refuse options of a file or a helper that is not given. */
-static bool misplaced(const struct kvt_store_options *options, const char *of_file,
-		      const char *of_helper)
+/* Refuse options that do nothing beside the others. */
+static bool misplaced(const struct kvt_store_options *options, bool bench)
 {
-	bool no_file = of_file && !options->file.path;
+	static const struct kvt_option_need rows[] = {
+		{ "file-write-bytes", "file", NULL },
+		{ "file-depth", "file", NULL },
+		{ "stop-seconds", "file", NULL },
+		{ "helper-wait-ms", "helper", NULL },
+		{ "helper-batch-bytes", "helper", NULL },
+		{ "helper-write-bytes", "helper", NULL },
+		{ "helper-again-seconds", "helper", NULL },
+		{ 0 },
+	};
+	static const char *const of_pages[] = { "max-age", "min-positions", "queue-pages",
+						"load-percent", NULL };
+	static const char *const of_service[] = {
+		"socket", "ram-bytes", "max-age", "min-positions", "queue-pages", "load-percent",
+		"scrub", "file-write-bytes", "stop-seconds", "helper", NULL,
+	};
+	const char *name;
 
-	if (!no_file && (!of_helper || options->remote.command))
-		return false;
-	fprintf(stderr, "kvtstored: --%s needs --%s\n", no_file ? of_file : of_helper,
-		no_file ? "file" : "helper");
-	return true;
+	if (kvt_option_lacks(rows, HELP))
+		return true;
+	name = bench ? kvt_option_given(of_service) : NULL;
+	if (name)
+		fprintf(stderr, "kvtstored: --bench serves nothing: leave out --%s\n", name);
+	if (name || options->ram_bytes)
+		return name;
+	name = kvt_option_given(of_pages);
+	if (name)
+		fprintf(stderr, "kvtstored: --ram-bytes 0 keeps no page: leave out --%s\n", name);
+	return name;
 }
 
 static const struct option words[] = {
@@ -259,11 +281,11 @@ static const struct option words[] = {
 /* Read the options. -1: continue; else the exit code. */
 static int parse_options(struct kvt_store_options *options, int argc, char **argv)
 {
-	const char *allowed, *of_file = NULL, *of_helper = NULL; /* options that need one */
+	const char *allowed;
 	bool bench = false;
 	int option;
 
-	while ((option = kvt_option_next(argc, argv, words, "socket", "kvtstored --help")) != -1) {
+	while ((option = kvt_option_next(argc, argv, words, "socket", HELP)) != -1) {
 		switch (option) {
 		case 'h':
 			if (kvt_option_word(argc, argv))
@@ -289,10 +311,6 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			return KVT_EXIT_USAGE;
 		default:
 			allowed = parse_value(options, option, optarg);
-			if (!allowed && strchr("adt", option))
-				of_file = kvt_option_name();
-			else if (!allowed && strchr("wyzi", option))
-				of_helper = kvt_option_name();
 			if (!allowed)
 				break;
 			fprintf(stderr, "kvtstored: --%s cannot be '%s'; allowed: %s\n",
@@ -312,7 +330,7 @@ static int parse_options(struct kvt_store_options *options, int argc, char **arg
 			"without --file and --helper\n");
 		return KVT_EXIT_USAGE;
 	}
-	return misplaced(options, of_file, of_helper) ? KVT_EXIT_USAGE :
+	return misplaced(options, bench) ? KVT_EXIT_USAGE :
 	       bench ? kvt_store_bench(&options->file, options->n_workers) : -1;
 }
 

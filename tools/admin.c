@@ -161,7 +161,7 @@ static int take_option(struct kvt_admin *admin, const struct kvt_admin_option_wo
 				options[at].flag ? "takes no value" : "needs a value");
 		return -EINVAL;
 	}
-	if (!options[at].flag && *options[at].value) {
+	if (options[at].flag ? *options[at].flag : *options[at].value != NULL) {
 		kvt_admin_usage(admin, "%s is given twice: keep one", options[at].name);
 		return -EINVAL;
 	}

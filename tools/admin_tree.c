@@ -448,6 +448,9 @@ int kvt_admin_tree(struct kvt_admin *admin)
 	    (lines && kvt_admin_number(admin, "--lines", lines, 0, UINT32_MAX, &max_lines)) ||
 	    (depth && kvt_admin_number(admin, "--depth", depth, 0, UINT32_MAX, &max_depth)))
 		return KVT_EXIT_USAGE;
+	if (admin->json && (lines || depth || only))
+		return kvt_admin_usage(admin, "--json is of all nodes: leave out %s",
+				       lines ? "--lines" : depth ? "--depth" : "--namespace");
 	status = only ? kvt_admin_namespace(admin, only, digest) : KVT_EXIT_OK;
 	if (status)
 		return status;

@@ -341,6 +341,8 @@ static int take_own(struct invocation *given, char **argv, int *i)
 	const char *value;
 
 	if (strcmp(argv[*i], "--json") == 0) {
+		if (is_twice(given->json, "--json"))
+			return 1;
 		given->json = true;
 		return 0;
 	}

@@ -36,8 +36,7 @@ int kvt_option_next(int argc, char **argv, const struct option *rows, const char
 	if (code == -1)
 		return code;
 	last = rows[at].name;
-	if (rows[at].has_arg == required_argument && (given >> at & 1) &&
-	    (!many || strcmp(last, many) != 0)) {
+	if ((given >> at & 1) && (!many || strcmp(last, many) != 0)) {
 		fprintf(stderr, "%.*s: --%s is given twice: keep one\n",
 			(int)(strstr(help, " --") - help), help, last);
 		return '?';
@@ -51,13 +50,33 @@ const char *kvt_option_name(void)
 	return last;
 }
 
+static bool is_given(const char *name)
+{
+	for (unsigned int i = 0; all[i].name; i++)
+		if ((given >> i & 1) && strcmp(all[i].name, name) == 0)
+			return true;
+	return false;
+}
+
 const char *kvt_option_given(const char *const *names)
 {
-	for (; *names; names++)
-		for (unsigned int i = 0; all[i].name; i++)
-			if ((given >> i & 1) && strcmp(all[i].name, *names) == 0)
-				return *names;
-	return NULL;
+	while (*names && !is_given(*names))
+		names++;
+	return *names;
+}
+
+bool kvt_option_lacks(const struct kvt_option_need *rows, const char *help)
+{
+	for (; rows->name; rows++) {
+		if (!is_given(rows->name) || is_given(rows->needs) ||
+		    (rows->or && is_given(rows->or)))
+			continue;
+		fprintf(stderr, "%.*s: --%s needs --%s%s%s; %s lists the options\n",
+			(int)(strstr(help, " --") - help), help, rows->name, rows->needs,
+			rows->or ? " or --" : "", rows->or ? rows->or : "", help);
+		return true;
+	}
+	return false;
 }
 
 bool kvt_option_word(int argc, char **argv)

@@ -612,6 +612,8 @@ int kvt_admin_top(struct kvt_admin *admin)
 	if (only_once && lines)
 		return kvt_admin_usage(admin, "--once is one frame, --lines a line for each "
 				       "interval: keep one");
+	if (only_once && interval)
+		return kvt_admin_usage(admin, "--once has no interval: leave out --interval-ms");
 	lines |= !only_once && !isatty(STDOUT_FILENO);
 	rc = kvt_admin_connect(admin);
 	if (!rc)

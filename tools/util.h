@@ -75,7 +75,11 @@ void kvt_json_u32_list(struct kvt_json *json, const char *name, const uint32_t *
 int kvt_json_flush(struct kvt_json *json, FILE *to);
 void kvt_json_free(struct kvt_json *json);
 
-/** Close a file that was only written to. 0, or the negative errno of a write that failed. */
+/** Open a file for output before work begins: what it had stays until kvt_file_end(). NULL with
+ * errno. */
+FILE *kvt_file_begin(const char *path);
+/** Close a file that was only written to, and cut it there. 0, or the negative errno of a write
+ * that failed. */
 int kvt_file_end(FILE *file);
 
 /** Read `text`, decimal digits only. -EINVAL, -ERANGE above `max`. */

@@ -22,6 +22,8 @@ static int config_check(struct kvt_config *config, char why[KVT_WHY_BYTES])
 		}
 	error = kvt_config_settle_size(config, why);
 	if (!error)
+		error = kvt_config_check_vain(config, why);
+	if (!error)
 		error = kvt_pool_plan_shape(config, &plan, why);
 	if (!error && (config->n_pages || !config->pool_bytes.percent))
 		error = kvt_pool_plan_pages(config, 0, 0, &plan, why);

@@ -541,6 +541,32 @@ int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES])
 	return 0;
 }
 
+int kvt_config_check_vain(const struct kvt_config *config, char why[KVT_WHY_BYTES])
+{
+	const struct {
+		const char *key;
+		bool used;
+		const char *of;
+	} rows[] = {
+		{ "devices", config->backend != KVT_POOL_HOST,
+		  "for a CUDA pool, but backend is host" },
+		{ "slru_threshold", config->policy == KVT_POLICY_SLRU,
+		  "for policy = slru, but policy is another" },
+	};
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		const char *place = config->origins[row_find(rows[i].key, strlen(rows[i].key)) -
+						    option_rows];
+
+		if (rows[i].used || strength(place) == 0)
+			continue;
+		snprintf(why, KVT_WHY_BYTES, "%s (%s) is %s: drop one of them", rows[i].key, place,
+			 rows[i].of);
+		return -EINVAL;
+	}
+	return 0;
+}
+
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,
 		       char ret_changed[KVT_WHY_BYTES], char ret_fixed[KVT_WHY_BYTES])
 {

@@ -82,6 +82,9 @@ int kvt_config_flag(struct kvt_config *config, int left, char **argv, char why[K
  * file; the other one is noted. -EINVAL with `why`: both were set in one place. */
 int kvt_config_settle_size(struct kvt_config *config, char why[KVT_WHY_BYTES]);
 
+/** Refuse a setting that another one leaves without effect. -EINVAL with `why`. */
+int kvt_config_check_vain(const struct kvt_config *config, char why[KVT_WHY_BYTES]);
+
 /** Copy the options that may change while running. `ret_changed` gets their names, `ret_fixed` the
  * names of options that differ and need a restart, both separated by blanks. */
 void kvt_config_reload(struct kvt_config *config, const struct kvt_config *fresh,

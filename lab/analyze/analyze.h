@@ -31,8 +31,8 @@ struct kvt_analysis {
 
 void kvt_analysis_print(const struct kvt_analysis *analysis);
 void kvt_analysis_print_json(const struct kvt_analysis *analysis);
-/** Write a picture of the hit rates. -errno. */
-int kvt_analysis_draw(const struct kvt_analysis *analysis, const char *path);
+/** Write a picture of the hit rates, and close the file. -errno. */
+int kvt_analysis_draw(const struct kvt_analysis *analysis, FILE *file);
 
 int kvt_analyze_main(int argc, char **argv);
 

@@ -29,7 +29,8 @@ struct analyze {
 	struct kvt_progress_line line;
 	const char *socket_path; /* NULL: no daemon */
 	uint64_t namespace[2]; /* digest, of the daemon at the socket */
-	const char *svg_path;
+	const char *svg_path; /* NULL: none */
+	FILE *svg;            /* that file, open */
 	const char *pages; /* sizes to look at; NULL: those that differ */
 	uint32_t page_size; /* 0: that of the daemon */
 	bool json;
@@ -134,6 +135,8 @@ static void parse(int argc, char **argv, struct analyze *analyze)
 		usage_error("--namespace is a daemon's: it needs --socket");
 	if (kvt_namespace_parse(name ? name : "", analyze->namespace, why, sizeof(why)))
 		usage_error("--%s", why);
+	if (analyze->svg_path)
+		analyze->svg = kvt_output_option_open(COMMAND, "svg", analyze->svg_path);
 }
 
 /* ---- what a daemon has ---- */
@@ -356,8 +359,8 @@ static int report(const struct analyze *analyze)
 		kvt_analysis_print(&analyze->analysis);
 	fflush(stdout);
 	kvt_trace_say_unread(analyze->trace);
-	if (analyze->svg_path)
-		rc = kvt_analysis_draw(&analyze->analysis, analyze->svg_path);
+	if (analyze->svg)
+		rc = kvt_analysis_draw(&analyze->analysis, analyze->svg);
 	if (rc)
 		fprintf(stderr, "kvtlab analyze: %s: %s\n", analyze->svg_path, strerror(-rc));
 	return rc ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;

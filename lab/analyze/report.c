@@ -233,12 +233,8 @@ static void draw_curve(const struct kvt_analysis *analysis, uint32_t order, FILE
 		LEFT + 160 * order + 30, LEFT + 160 * order + 38, names[order]);
 }
 
-int kvt_analysis_draw(const struct kvt_analysis *analysis, const char *path)
+int kvt_analysis_draw(const struct kvt_analysis *analysis, FILE *file)
 {
-	FILE *file = fopen(path, "w");
-
-	if (!file)
-		return -errno;
 	fprintf(file, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" "
 		"font-family=\"sans-serif\" font-size=\"12\">\n<style>"
 		"rect{fill:#fff}.grid{stroke:#ccc}polyline{fill:none}"

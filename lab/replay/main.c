@@ -257,9 +257,42 @@ static void check_own(const struct kvt_replay_options *options)
 			    "keep one", name);
 }
 
-static void check(struct kvt_replay_options *options)
+/* Refuse options that do nothing beside the others. */
+static void check_vain(const struct kvt_replay_options *options, bool writes)
+{
+	static const struct kvt_option_need rows[] = {
+		{ "store-file", "store", NULL },
+		{ "store-write-bytes", "store-file", NULL },
+		{ "private-stores", "store", NULL },
+		{ "points-every", "sides", "socket" }, /* see check_sides() */
+		{ "points-all", "sides", "socket" },
+		{ "points-drop", "sides", "socket" },
+		{ 0 },
+	};
+	static const char *const paced[] = { "time-scale", "concurrency", NULL };
+	static const char *const measured[] = {
+		"workers", "socket", "daemon", "pages", "page-size", "page-bytes", "policy",
+		"disabled", "store", "instances", "log", "namespaces", "chunk", "concurrency",
+		"time-scale", "lockstep", "force-miss", "kill", "coalesce", "prefill-rate", "sides",
+		"served", "verify", "no-verify", "no-private", "json", NULL,
+	};
+	const char *name;
+
+	if (kvt_option_lacks(rows, "kvtlab replay --help-all"))
+		exit(KVT_EXIT_USAGE);
+	name = options->lockstep ? kvt_option_given(paced) : NULL;
+	if (name)
+		usage_error("--lockstep is one request at a time without pauses: leave out --%s",
+			    name);
+	name = writes ? kvt_option_given(measured) : NULL;
+	if (name)
+		usage_error("--write-trace writes the trace and stops: leave out --%s", name);
+}
+
+static void check(struct kvt_replay_options *options, bool writes)
 {
 	check_own(options);
+	check_vain(options, writes);
 	if (options->page_bytes % 8)
 		usage_error("--page-bytes must be a multiple of 8, not %u", options->page_bytes);
 	if (options->kills >= options->workers)
@@ -273,18 +306,15 @@ static void check(struct kvt_replay_options *options)
 	if (options->private_stores && options->store_pages < options->n_instances)
 		usage_error("--private-stores divides the pages of --store N: at least one for "
 			    "each of %u instances", options->n_instances);
-	if ((options->store_file_pages && !options->store_pages) ||
-	    (options->store_write_bytes && !options->store_file_pages))
-		usage_error("--store-file N is for a store with --store N, and "
-			    "--store-write-bytes N for its file: give both");
 	if (!options->n_pages)
 		options->n_pages = DEFAULT_POSITIONS / options->page_size + 1;
 	if (!options->page_bytes)
 		options->page_bytes = options->page_size * 8;
 }
 
+/* Read the options. `ret_write`, `ret_written`: the file of --write-trace, NULL without one. */
 static void parse(int argc, char **argv, struct kvt_replay_options *options,
-		  const char **ret_write)
+		  const char **ret_write, FILE **ret_written)
 {
 	int c;
 
@@ -295,9 +325,13 @@ static void parse(int argc, char **argv, struct kvt_replay_options *options,
 			set_text(options, c, optarg, ret_write);
 	}
 	kvt_trace_option_file(COMMAND, &options->trace, argc, argv);
-	check(options);
+	check(options, *ret_write);
 	if (*ret_write && options->trace.bursts > 1)
 		usage_error("--write-trace cannot write down --bursts");
+	if (*ret_write)
+		*ret_written = kvt_output_option_open(COMMAND, "write-trace", *ret_write);
+	if (options->served_path)
+		options->served = kvt_output_option_open(COMMAND, "served", options->served_path);
 }
 
 /* ---- the instances ---- */
@@ -488,6 +522,18 @@ static int simulate(struct replay *replay)
 	return rc;
 }
 
+/* Refuse points of a daemon that runs, and has no side pages. False: refused. */
+static bool check_sides(const struct replay *replay)
+{
+	static const char *const points[] = { "points-every", "points-all", "points-drop", NULL };
+	const char *name = replay->report.n_sides ? NULL : kvt_option_given(points);
+
+	if (name)
+		fprintf(stderr, "kvtlab replay: --%s needs pages with sides, and the daemon has "
+			"none: its option sides\n", name);
+	return !name;
+}
+
 static int run(struct replay *replay)
 {
 	uint64_t most = (uint64_t)replay->trace->max_input + replay->trace->max_output + 64;
@@ -497,6 +543,8 @@ static int run(struct replay *replay)
 		rc = kvt_replay_host_open(&replay->host, &replay->report);
 	if (rc)
 		return rc == -EINVAL ? KVT_EXIT_USAGE : KVT_EXIT_CONNECT;
+	if (!check_sides(replay))
+		return KVT_EXIT_USAGE;
 	replay->options.asks_store = replay->options.socket_path ?
 				     kvt_replay_host_find_store(&replay->host) :
 				     replay->options.store_pages > 0;
@@ -541,7 +589,7 @@ static void defaults(struct kvt_replay_options *options)
 		.policy = "lru", .workers = 4, .n_instances = 1, .page_size = 64,
 		.chunk = 512, .concurrency = 1,
 		.n_namespaces = 1, .verify = true, .simulate = true, .fetch_ms = 60000,
-		.trace = { .format = KVT_TRACE_ANY, .users = 16 },
+		.trace = { .format = KVT_TRACE_ANY },
 	};
 }
 
@@ -549,15 +597,16 @@ int kvt_replay_main(int argc, char **argv)
 {
 	struct sigaction action = { .sa_handler = on_interrupt };
 	const char *write_path = NULL;
+	FILE *written = NULL;
 	struct replay replay = { 0 };
 	int rc, ended;
 
 	defaults(&replay.options);
-	parse(argc, argv, &replay.options, &write_path);
+	parse(argc, argv, &replay.options, &write_path, &written);
 	if (load(&replay))
 		return KVT_EXIT_USAGE;
-	if (write_path) {
-		rc = kvt_trace_write(replay.trace, write_path);
+	if (written) {
+		rc = kvt_trace_write(replay.trace, written);
 		if (rc)
 			fprintf(stderr, "kvtlab replay: %s: %s\n", write_path, strerror(-rc));
 		kvt_trace_free(replay.trace);

@@ -32,7 +32,8 @@ struct kvt_replay_options {
 	const char *daemon;      /* program */
 	const char *policy;
 	const char *sides;       /* of our own daemon; NULL: none */
-	const char *served_path;
+	const char *served_path; /* NULL: none */
+	FILE *served;            /* that file, open */
 	const char *log_path;
 	uint32_t workers;
 	uint32_t n_instances; /* daemons; worker w has number w mod n_instances */
@@ -202,7 +203,7 @@ struct kvt_replay_report {
 };
 
 void kvt_replay_print(const struct kvt_replay_report *report);
-/** Write the file of --served. 0 or negative errno. */
+/** Write and close the file of --served. 0 or negative errno. */
 int kvt_replay_write_served(const struct kvt_replay_report *report);
 /** True if nothing was wrong and a request was served; decides the exit code. */
 bool kvt_replay_good(const struct kvt_replay_report *report);

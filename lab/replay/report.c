@@ -401,8 +401,7 @@ int kvt_replay_write_served(const struct kvt_replay_report *report)
 {
 	uint32_t n = report->trace->n_requests, n_events = 0;
 	struct event *events = calloc(n ? 2 * (size_t)n : 1, sizeof(*events));
-	FILE *file;
-	int rc = 0;
+	FILE *file = report->options->served;
 
 	if (!events)
 		return -ENOMEM;
@@ -415,14 +414,8 @@ int kvt_replay_write_served(const struct kvt_replay_report *report)
 		events[n_events++] = (struct event){ slot->end_seq, i, 'E' };
 	}
 	qsort(events, n_events, sizeof(*events), by_seq);
-	file = fopen(report->options->served_path, "w");
-	if (!file) {
-		rc = -errno;
-	} else {
-		for (uint32_t i = 0; i < n_events; i++)
-			write_event(file, report, &events[i]);
-		rc = kvt_file_end(file);
-	}
+	for (uint32_t i = 0; i < n_events; i++)
+		write_event(file, report, &events[i]);
 	free(events);
-	return rc;
+	return kvt_file_end(file);
 }

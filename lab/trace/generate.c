@@ -222,12 +222,8 @@ static void write_request(FILE *file, const struct kvt_trace *trace,
 	fprintf(file, "]}\n");
 }
 
-int kvt_trace_write(const struct kvt_trace *trace, const char *path)
+int kvt_trace_write(const struct kvt_trace *trace, FILE *file)
 {
-	FILE *file = fopen(path, "w");
-
-	if (!file)
-		return -errno;
 	for (uint32_t i = 0; i < trace->n_requests; i++)
 		write_request(file, trace, &trace->requests[i]);
 	return kvt_file_end(file);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lab/trace/options.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,17 @@ void kvt_usage_error(const char *command, const char *format, ...)
 	/* The one command whose --help has a part of them. */
 	fprintf(stderr, "; kvtlab %s --help%s lists the options\n", command,
 		strcmp(command, "replay") == 0 ? "-all" : "");
+	exit(KVT_EXIT_USAGE);
+}
+
+FILE *kvt_output_option_open(const char *command, const char *option, const char *path)
+{
+	FILE *file = kvt_file_begin(path);
+
+	if (file)
+		return file;
+	fprintf(stderr, "kvtlab %s: cannot write the file of --%s, %s: %s\n", command, option, path,
+		strerror(errno));
 	exit(KVT_EXIT_USAGE);
 }
 

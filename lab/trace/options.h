@@ -68,6 +68,8 @@ bool kvt_number_option_set(const char *command, const struct kvt_number_option *
 /** Store a shared option. False: the code is none of theirs. */
 bool kvt_trace_option_set(const char *command, struct kvt_trace_options *options, int code,
 			  const char *text);
+/** Open the file of --`option` for output, or exit with an error. */
+FILE *kvt_output_option_open(const char *command, const char *option, const char *path);
 /** Store FILE, the only word after the options, or exit with an error. */
 void kvt_trace_option_file(const char *command, struct kvt_trace_options *options, int argc,
 			   char **argv);

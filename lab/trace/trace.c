@@ -307,6 +307,10 @@ static int check_format(const struct kvt_trace *trace, const struct kvt_trace_op
 	if (options->block && trace->format != KVT_TRACE_AGENT &&
 	    trace->format != KVT_TRACE_MOONCAKE)
 		wrong = "--block-size is for traces with block ids: mooncake or agent";
+	if (options->users && !agents)
+		wrong = "--users is for traces of sessions: agent or generate";
+	if (options->sessions && trace->format != KVT_TRACE_GENERATE)
+		wrong = "--sessions is of --format generate";
 	if (wrong)
 		snprintf(why, why_bytes, "%s", wrong);
 	return wrong ? -EINVAL : 0;

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define KVT_TRACE_NONE UINT32_MAX
 
@@ -123,8 +124,9 @@ void kvt_trace_output_keys(const struct kvt_trace *trace, const struct kvt_trace
 uint32_t kvt_trace_common(const struct kvt_trace *trace, const struct kvt_trace_request *a,
 			  const struct kvt_trace_request *b);
 
-/** Write a trace of the agent shape in the format that KVT_TRACE_AGENT reads. -EIO, -errno. */
-int kvt_trace_write(const struct kvt_trace *trace, const char *path);
+/** Write a trace of the agent shape in the format that KVT_TRACE_AGENT reads, and close the file.
+ * -errno. */
+int kvt_trace_write(const struct kvt_trace *trace, FILE *file);
 
 static inline uint32_t kvt_pages_for(uint64_t positions, uint32_t page_size)
 {

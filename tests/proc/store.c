@@ -18,17 +18,20 @@
 
 static void exec_store(const char *socket_path, const char *ram, const char *const *more)
 {
-	const char *arguments[24] = { "kvtstored", "--socket", socket_path, "--ram-bytes", ram,
-				      "--load-percent", "50" };
-	uint32_t n = 7;
-	bool least = false;
+	const char *arguments[24] = { "kvtstored", "--socket", socket_path, "--ram-bytes", ram };
+	bool keeps = strcmp(ram, "0") != 0, least = false;
+	uint32_t n = 5;
 	char program[640];
 
+	if (keeps) {
+		arguments[n++] = "--load-percent";
+		arguments[n++] = "50";
+	}
 	for (; more && *more && n < 21; more++) {
 		least |= strcmp(*more, "--min-positions") == 0;
 		arguments[n++] = *more;
 	}
-	if (!least) {
+	if (keeps && !least) {
 		arguments[n++] = "--min-positions";
 		arguments[n++] = "64";
 	}

@@ -7,7 +7,8 @@
 #   D     2       4        7         0
 policy=$1
 threshold=${2:-2}
-echo "#daemon page_size=1 n_pages=32 policy=$policy slru_threshold=$threshold"
+[ $policy != slru ] || options=" slru_threshold=$threshold"
+echo "#daemon page_size=1 n_pages=32 policy=$policy${options:-}"
 case $policy-$threshold in
 lru-*) order="C B D A" ;;
 lfu-*) order="C A D B" ;;

@@ -44,7 +44,8 @@ static int load_with(const struct kvt_trace_options *options, const char *text,
 static int load(uint32_t format, const char *text, uint32_t users, struct kvt_trace **ret_trace,
 		char *why)
 {
-	struct kvt_trace_options options = { .format = format, .path = path, .users = users };
+	struct kvt_trace_options options = { .format = format, .path = path,
+					     .users = format == KVT_TRACE_AGENT ? users : 0 };
 
 	return load_with(&options, text, ret_trace, why);
 }
@@ -451,9 +452,8 @@ TEST(a_written_trace_reads_back)
 
 	assert_int_equal(kvt_trace_load(&options, &generated, why, sizeof(why)), 0);
 	write_file("");
-	assert_int_equal(kvt_trace_write(generated, path), 0);
-	options.format = KVT_TRACE_AGENT;
-	options.path = path;
+	assert_int_equal(kvt_trace_write(generated, fopen(path, "w")), 0);
+	options = (struct kvt_trace_options){ .format = KVT_TRACE_AGENT, .path = path };
 	assert_int_equal(kvt_trace_load(&options, &read, why, sizeof(why)), 0);
 	unlink(path);
 	assert_int_equal(read->n_requests, generated->n_requests);
