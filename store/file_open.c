@@ -80,7 +80,7 @@ static int empty(struct kvt_file *file, struct kvt_error *why)
 {
 	file->head = (struct kvt_file_head){ .n_slots = 0 };
 	if (ftruncate(file->fd, 0) != 0 || fdatasync(file->fd) != 0)
-		return kvt_store_fail(why, -EINVAL, "cannot empty %s: %s", file->path,
+		return kvt_store_fail(why, -EIO, "cannot empty %s: %s", file->path,
 				      strerror(errno));
 	fprintf(stderr, "kvtstored: %s is of another version of kvtstored: it is emptied\n",
 		file->path);
@@ -101,7 +101,7 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 	ssize_t n = pread(file->fd, file->head_block, KVT_FILE_BLOCK, 0);
 
 	if (n < 0)
-		return kvt_store_fail(why, -EINVAL, "cannot read %s: %s", file->path,
+		return kvt_store_fail(why, -EIO, "cannot read %s: %s", file->path,
 				      strerror(errno));
 	file->head = none;
 	if (n >= (ssize_t)sizeof(file->head))
@@ -115,7 +115,7 @@ static int read_head(struct kvt_file *file, struct kvt_error *why)
 		return empty(file, why);
 	if (file->head.crc != crc_of(file->head) ||
 	    file->head.n_slots == 0 || file->head.n_slots > KVT_SLOTS_MAX)
-		return kvt_store_fail(why, -EINVAL, "%s is damaged: remove it to begin an empty "
+		return kvt_store_fail(why, -EIO, "%s is damaged: remove it to begin an empty "
 				      "one", file->path);
 	if (file->head.record_bytes != file->tier->record_bytes)
 		return kvt_store_fail(why, -EINVAL, "%s has pages of %llu bytes, this pool's take "
@@ -158,14 +158,14 @@ static int open_alone(struct kvt_file *file, bool *ret_made, struct kvt_error *w
 		*ret_made = file->fd >= 0 || errno == EINVAL;
 	}
 	if (file->fd < 0)
-		return kvt_store_fail(why, errno == ENOENT || errno == ENOTDIR ? -EDOM : -EINVAL,
+		return kvt_store_fail(why, errno == ENOENT || errno == ENOTDIR ? -EDOM : -EIO,
 				      "cannot open %s: %s", file->path,
 				      errno == EINVAL ? "its file system has no O_DIRECT: choose a "
 				      "local disk" : strerror(errno));
 	if (lock(file->fd))
 		return 0;
 	*ret_made = false; /* another store was quicker */
-	return kvt_store_fail(why, -EINVAL, "%s is in use by another process: each store has a "
+	return kvt_store_fail(why, -EIO, "%s is in use by another process: each store has a "
 			      "file of its own", file->path);
 }
 
@@ -178,12 +178,12 @@ static int check_space(const struct kvt_file *file, struct kvt_error *why)
 	uint64_t room;
 
 	if (fstatvfs(file->fd, &space) != 0 || fstat(file->fd, &there) != 0)
-		return kvt_store_fail(why, -EINVAL, "cannot look at %s: %s", file->path,
+		return kvt_store_fail(why, -EIO, "cannot look at %s: %s", file->path,
 				      strerror(errno));
 	room = (uint64_t)space.f_bavail * space.f_frsize;
 	if (file->bytes <= room + (uint64_t)there.st_blocks * 512)
 		return 0;
-	return kvt_store_fail(why, -EINVAL, "%s needs %s, and its file system has %s left: make "
+	return kvt_store_fail(why, -EIO, "%s needs %s, and its file system has %s left: make "
 			      "--file-bytes smaller", file->path,
 			      kvt_size_text(file->bytes, needed, sizeof(needed)),
 			      kvt_size_text(room, free_text, sizeof(free_text)));
@@ -207,7 +207,7 @@ static int allocate(struct kvt_file *file, struct kvt_error *why)
 	kvt_progress_end(&line);
 	if (rc == 0)
 		return 0;
-	return kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes for %s: %s",
+	return kvt_store_fail(why, -EIO, "cannot allocate %llu bytes for %s: %s",
 			      (unsigned long long)file->bytes, file->path, rc == -EOPNOTSUPP ?
 			      "its file system has no fallocate(): choose a local disk" :
 			      rc == -EFBIG ? "it is above the largest size of files here: raise "
@@ -238,7 +238,7 @@ static int make_operations(struct kvt_file *file, struct kvt_error *why)
 	int rc = make_ring(file);
 
 	if (rc != 0)
-		return kvt_store_fail(why, -EINVAL, "a file needs io_uring, which is refused here: "
+		return kvt_store_fail(why, -EIO, "a file needs io_uring, which is refused here: "
 				      "%s (sysctl kernel.io_uring_disabled, RLIMIT_MEMLOCK, or a "
 				      "seccomp profile)", strerror(-rc));
 	for (uint32_t i = 0; i < KVT_FILE_KINDS * file->depth; i++) {
@@ -394,7 +394,8 @@ static int begin(struct kvt_file *file, const struct kvt_file_options *options, 
 	if (file->head.n_slots)
 		rc = find_pages(file);
 	if (rc != 0)
-		return kvt_store_fail(why, rc, "cannot read %s: %s", file->path, strerror(-rc));
+		return kvt_store_fail(why, -EIO, "cannot read %s: %s", file->path,
+				      strerror(-rc));
 	file->head.generation++;
 	file->head.n_slots = n_slots;
 	file->head.record_bytes = file->tier->record_bytes;
@@ -404,7 +405,7 @@ static int begin(struct kvt_file *file, const struct kvt_file_options *options, 
 		rc = write_head(file);
 	else
 		rc = -errno;
-	return rc == 0 ? 0 : kvt_store_fail(why, -EINVAL, "cannot write %s: %s", file->path,
+	return rc == 0 ? 0 : kvt_store_fail(why, -EIO, "cannot write %s: %s", file->path,
 					    strerror(-rc));
 }
 

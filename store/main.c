@@ -47,6 +47,7 @@
 #define HELPER_QUEUE_PAGES 4096u
 #define DEFAULT_FILE_DEPTH 32u
 #define DEFAULT_STOP_S 60u
+#define LEAST_SCRUB_BYTES (1ull << 20) /* a second: a round of 100 GiB in a day */
 #define DEFAULT_WORKERS 2u
 #define POLL_MOST_MS 20
 #define SCRUB_POLL_MS 5
@@ -168,8 +169,9 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 		return strcmp(text, "0") == 0 || parse_size(text, &options->ram_bytes) ? NULL :
 		       "0, or a size as 512M or 64G; no share (%)";
 	case 'c':
-		return parse_size(text, &options->scrub_rate) ? NULL :
-		       "a size above 0, as 500M; no share (%)";
+		return parse_size(text, &options->scrub_rate) &&
+		       options->scrub_rate >= LEAST_SCRUB_BYTES ? NULL :
+		       "a size from 1M on, as 500M; no share (%)";
 	case 'o':
 		return parse_count(text, INT32_MAX, &options->max_age_s) ? NULL :
 		       "1 to 2147483647 seconds";
@@ -400,6 +402,7 @@ static int begin_session(struct kvt_server *server, const uint64_t before[2])
 			say_serving(server);
 		} else {
 			kvt_store_say(store, "%s", why.text);
+			store->unserved = why;
 		}
 		return rc == 0 ? 0 : -EINVAL;
 	}
@@ -797,11 +800,30 @@ static void release(struct all *all)
 	kvt_tier_destroy(&all->host.tier);
 }
 
+/* Status of a start that failed before it looked for a daemon. */
+static int status_of(int error)
+{
+	return error == -ENAMETOOLONG ? KVT_EXIT_USAGE :
+	       error == -ENOENT	      ? KVT_EXIT_CONNECT : EXIT_FAILURE;
+}
+
+/* Status of a start that found no daemon to serve: what the host lacks may be there next time. */
+static int status_unserved(const struct all *all)
+{
+	static const int lacking[] = { ENOMEM, EMFILE, ENFILE, EAGAIN, EIO, ENODEV };
+
+	for (uint32_t i = 0; i < all->n_sides; i++)
+		for (size_t j = 0; j < sizeof(lacking) / sizeof(lacking[0]); j++)
+			if (all->sides[i].store.unserved.code == -lacking[j])
+				return EXIT_FAILURE;
+	return KVT_EXIT_CONNECT;
+}
+
 static int run(struct all *all)
 {
 	struct sigaction action = { .sa_handler = on_signal };
 	struct kvt_error why = { .code = 0 };
-	int status = KVT_EXIT_CONNECT, stopped, rc;
+	int status = EXIT_SUCCESS, stopped, rc;
 
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
@@ -813,13 +835,16 @@ static int run(struct all *all)
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	else if (await_first(&all->host))
-		status = EXIT_SUCCESS;
-	if (status == EXIT_SUCCESS)
 		drive_until_stopped(all);
+	else
+		status = KVT_EXIT_CONNECT;
 	stopped = stop_threads(all);
+	if (rc != 0)
+		status = status_of(rc);
+	else if (status != EXIT_SUCCESS)
+		status = status_unserved(all);
 	release(all);
-	return rc == -ENAMETOOLONG || stopped == KVT_EXIT_USAGE ? KVT_EXIT_USAGE :
-	       status ? status : stopped;
+	return stopped == KVT_EXIT_USAGE || status == EXIT_SUCCESS ? stopped : status;
 }
 
 int main(int argc, char **argv)

@@ -51,7 +51,7 @@ static int check_memory(const struct kvt_store_options *options, uint64_t record
 
 	if (needed <= room)
 		return 0;
-	return kvt_store_fail(why, -EINVAL, "memory and index need %s, and this host or cgroup has "
+	return kvt_store_fail(why, -ENOMEM, "memory and index need %s, and this host or cgroup has "
 			      "%s left: make --ram-bytes smaller, or raise the memory limit",
 			      kvt_size_text(needed, needed_text, sizeof(needed_text)),
 			      kvt_size_text(room, room_text, sizeof(room_text)));
@@ -115,7 +115,7 @@ static int allocate(struct kvt_host *host, struct kvt_error *why)
 	if (rc == 0)
 		rc = populate(tier, 0, first);
 	if (rc != 0)
-		return kvt_store_fail(why, -EINVAL, "cannot allocate %llu bytes: %s: make "
+		return kvt_store_fail(why, -ENOMEM, "cannot allocate %llu bytes: %s: make "
 				      "--ram-bytes smaller", (unsigned long long)tier->ram_bytes,
 				      strerror(-rc));
 	host->filled = first == tier->ram_bytes;
@@ -170,7 +170,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 			   record_bytes,
 			   options->remote.command ? sizeof(struct kvt_helper_seal) : 0);
 	if (rc != 0)
-		return kvt_store_fail(why, rc == -EINVAL ? -EDOM : -EINVAL, rc == -EINVAL ?
+		return kvt_store_fail(why, rc == -EINVAL ? -EDOM : -ENOMEM, rc == -EINVAL ?
 				      "--ram-bytes has no room for a page of %llu bytes: make it "
 				      "larger" :
 				      "no memory for the index and %llu bytes: make --ram-bytes "

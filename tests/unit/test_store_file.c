@@ -893,7 +893,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		if (i == 2)
 			memcpy(text, "KVTFILE\0\5", 9); /* of this version */
 		damage(0, text, bytes);
-		must_say(i == 2 ? -EINVAL : -EDOM, i == 2 ? "damaged" : "no file of a store");
+		must_say(i == 2 ? -EIO : -EDOM, i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);
 		assert_int_equal(there.st_size, bytes);
 	}
@@ -942,7 +942,7 @@ TEST_WITH(one_file_is_for_one_store, start, stop)
 	struct kvt_file *other;
 
 	assert_int_equal(kvt_tier_init(&second, RAM_PAGES * RECORD, RECORD, 0), 0);
-	assert_int_equal(kvt_file_open(&other, &second, &options, &why), -EINVAL);
+	assert_int_equal(kvt_file_open(&other, &second, &options, &why), -EIO);
 	assert_non_null(strstr(why.text, "in use by another process"));
 	kvt_tier_destroy(&second);
 	store_pages(1, 1);
@@ -953,7 +953,7 @@ TEST_WITH(a_disk_without_room_is_refused_with_both_sizes, start_closed, stop)
 {
 	unlink(path);
 	options.bytes = 1ull << 42;
-	must_say(-EINVAL, "make --file-bytes smaller");
+	must_say(-EIO, "make --file-bytes smaller");
 	assert_non_null(strstr(why.text, "TiB"));
 	assert_int_not_equal(access(path, F_OK), 0); /* nothing is left */
 	options.bytes = 4096;
