@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "shm/geometry.h"
+#include "shm/stopped.h"
 
 void kvt_welcome_close(struct welcome *welcome)
 {
@@ -97,7 +98,8 @@ static const char *no_welcome(int code)
 	case -ECONNRESET:
 		return "gone: the daemon hung up at HELLO: see its log";
 	case -ETIMEDOUT:
-		return "starting: no answer to HELLO in time: the daemon hangs or is busy";
+		return "starting: no answer to HELLO in time: the daemon starts, hangs or is busy: "
+		       "its log says more";
 	case -EPROTO:
 		return "wrong_version: the answer to HELLO is no message of this ABI: install the "
 		       "same release";
@@ -107,6 +109,18 @@ static const char *no_welcome(int code)
 	default:
 		return strerrordesc_np(-code);
 	}
+}
+
+/* Say why HELLO got no answer. */
+static void say_no_welcome(int fd, int code, struct kvt_error *error)
+{
+	int stopped = code == -ETIMEDOUT ? kvt_peer_stopped(fd) : 0;
+
+	if (stopped)
+		kvt_error_set(error, code, 0, "starting: no answer to HELLO in time: the daemon is "
+			      "stopped, and kill -CONT %d continues it", stopped);
+	else
+		kvt_error_set(error, code, 0, "%s", no_welcome(code));
 }
 
 int kvt_welcome_receive(int fd, int64_t deadline_ns, struct welcome *welcome,
@@ -123,7 +137,7 @@ int kvt_welcome_receive(int fd, int64_t deadline_ns, struct welcome *welcome,
 	rc = kvt_control_receive(fd, &packet, sizeof(packet), welcome->fds, WELCOME_FDS_MAX,
 				 &welcome->n_fds, deadline_ns);
 	if (rc < 0) {
-		kvt_error_set(error, rc, 0, "%s", no_welcome(rc));
+		say_no_welcome(fd, rc, error);
 		return rc;
 	}
 	if ((packet.head.type == KVT_MSG_REFUSED || packet.head.type == KVT_MSG_GOODBYE) &&

@@ -16,6 +16,7 @@
 #include "store/device.h"
 #include "store/store.h"
 #include "store/why.h"
+#include "tools/connect.h"
 #include "tools/progress.h"
 #include "tools/util.h"
 
@@ -261,7 +262,7 @@ static int attach(struct kvt_store *store, int64_t call_ns, struct kvt_error *wh
 	options.connect_wait_ns = -1;
 	options.timeout_ns = call_ns;
 	options.store_path = "";
-	rc = kvt_client_connect(&store->client, &options, why);
+	rc = kvt_connect_aloud("kvtstored", &options, &store->client, why);
 	if (rc == -ENOENT && strstr(why->text, "set KVTRUNK_SOCKET"))
 		return kvt_store_fail(why, rc, "there is no daemon's socket at %s: start kvtrunkd "
 				      "first, or name its socket with --socket",

@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "libclient/state.h"
+#include "shm/stopped.h"
 #include "tools/page_tree.h"
 #include "tools/records.h"
-#include "tools/socket.h"
 #include "tools/store.h"
 
 #define LATENCY_NS 60000000000ull

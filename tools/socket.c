@@ -12,6 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "shm/stopped.h"
+
 /* Check that the path names the locked file: another process may have removed it (TOCTOU). */
 static bool is_current(int lock, const char *path)
 {
@@ -118,42 +120,15 @@ void kvt_name_release(struct kvt_name *name)
 	*name = (struct kvt_name){ .lock = -1 };
 }
 
-/* The process that called listen(). 0: none answers. */
-static pid_t listener_of(const char *path)
+int kvt_socket_stopped(const char *path)
 {
-	struct ucred peer = { .pid = 0 };
-	socklen_t bytes = sizeof(peer);
-	int fd = try_connect(path);
+	int fd = try_connect(path), pid;
 
 	if (fd < 0)
 		return 0;
-	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	pid = kvt_peer_stopped(fd);
 	close(fd);
-	return peer.pid;
-}
-
-bool kvt_process_stopped(int32_t pid)
-{
-	char path[32], line[512], *state;
-	FILE *file;
-	size_t n;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	file = fopen(path, "re");
-	if (!file)
-		return false;
-	n = fread(line, 1, sizeof(line) - 1, file);
-	fclose(file);
-	line[n] = '\0';
-	state = strrchr(line, ')'); /* the name in front may hold anything */
-	return state && (strncmp(state, ") T", 3) == 0 || strncmp(state, ") t", 3) == 0);
-}
-
-int kvt_socket_stopped(const char *path)
-{
-	pid_t pid = listener_of(path);
-
-	return pid > 0 && kvt_process_stopped(pid) ? (int)pid : 0;
+	return pid;
 }
 
 bool kvt_send_with_fd(int to, const void *message, size_t bytes, int fd)

@@ -27,8 +27,6 @@ int kvt_name_bind(const struct kvt_name *name, int type);
 /** Remove socket and lock, if they are still ours. All zero: do nothing. */
 void kvt_name_release(struct kvt_name *name);
 
-/** True if /proc shows a process and says that it is stopped or traced. */
-bool kvt_process_stopped(int32_t pid);
 /** The process that listens at the path is stopped, as by SIGSTOP: its number. 0: it runs, or it
  * cannot be told. */
 int kvt_socket_stopped(const char *path);

@@ -14,6 +14,7 @@
 #include "kvtrunk.h"
 #include "lab/analyze/analyze.h"
 #include "lab/trace/options.h"
+#include "tools/connect.h"
 #include "tools/progress.h"
 #include "tools/util.h"
 
@@ -150,7 +151,7 @@ static int connect_to(struct analyze *analyze)
 	options.socket_path = analyze->socket_path;
 	options.label = "kvtlab analyze";
 	options.flags = KVT_HELLO_OBSERVE;
-	if (kvt_client_connect(&analyze->client, &options, &error)) {
+	if (kvt_connect_aloud("kvtlab analyze", &options, &analyze->client, &error)) {
 		fprintf(stderr, "kvtlab analyze: %s\n", error.text);
 		return KVT_EXIT_CONNECT;
 	}

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/connect.h"
+
 #define OP_KEYS_DEFAULT (1u << 20)
 #define ASK_NS 3000000000ll /* for the answer of a store */
 
@@ -126,7 +128,7 @@ int kvt_replay_host_open(struct kvt_replay_host *host, struct kvt_replay_report 
 		int rc;
 
 		options.socket_path = host->socket_paths[i];
-		rc = kvt_client_connect(&host->observers[i], &options, &error);
+		rc = kvt_connect_aloud("kvtlab replay", &options, &host->observers[i], &error);
 		if (rc) {
 			fprintf(stderr, "kvtlab replay: %s\n", error.text);
 			return rc;

@@ -6,6 +6,7 @@
 
 #include "lab/script/engine.h"
 #include "shm/clock.h"
+#include "tools/connect.h"
 
 #define TIMEOUT_NS 60000000000ll /* of one question, so that no script hangs */
 #define CLIENTS_AT_ONCE (KVT_MESSAGE_MAX / sizeof(struct kvt_admin_client))
@@ -22,7 +23,7 @@ int kvt_script_observe_open(struct kvt_script *script, struct kvt_error *error)
 	options.flags = KVT_HELLO_OBSERVE;
 	options.connect_wait_ns = -1;
 	options.timeout_ns = TIMEOUT_NS;
-	return kvt_client_connect(&script->observer, &options, error);
+	return kvt_connect_aloud("kvtlab script", &options, &script->observer, error);
 }
 
 static void observe_close(struct kvt_script *script)

@@ -36,7 +36,7 @@ def main() -> int:
     _programs()
     _libraries()
     try:
-        client = connect(arguments.socket, observe=True, connect_wait=0)
+        client = connect(arguments.socket, observe=True, connect_wait=0, timeout=3)
     except Error as error:
         print(f"daemon: {error}")
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import pathlib
 import subprocess
@@ -12,6 +13,9 @@ from ._client import Client, Info, connect
 from ._errors import Error
 from ._socket import socket_of
 from .testing import program
+
+ANSWER_S = 3.0
+"""How long a daemon may take to answer, as for kvtctl."""
 
 
 class Report:
@@ -44,10 +48,16 @@ def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Op
         report.bad(problem, cure)
         return None
     try:
-        client = connect(socket, any_geometry=True, label="doctor", connect_wait=0)
+        client = connect(socket, any_geometry=True, label="doctor", connect_wait=0,
+                         timeout=ANSWER_S)
     except Error as error:
-        report.bad(f"no daemon: {error}", f"start what `{flags}` prints")
+        problem, _, cure = str(error).rpartition(": ")
+        if error.errno == errno.ETIMEDOUT:
+            report.bad(problem, cure)
+        else:
+            report.bad(f"no daemon: {error}", f"start what `{flags}` prints")
         return None
+    client.set_timeout(None)
     with contextlib.closing(client):
         info = client.info
         report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "

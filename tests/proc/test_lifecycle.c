@@ -33,6 +33,26 @@ TEST(a_stopped_daemon_leaves_nothing_behind)
 	kvt_test_daemon_remove(&daemon);
 }
 
+TEST(a_daemon_that_is_stopped_is_named_to_who_connects)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_test_daemon daemon;
+	struct kvt_client *client;
+	struct kvt_error error;
+	char cure[64];
+
+	kvt_test_daemon_prepare(&daemon, NULL);
+	kvt_test_daemon_start(&daemon, NULL);
+	kvt_test_freeze(daemon.pid);
+	options.socket_path = daemon.socket;
+	options.timeout_ns = 100000000;
+	kvt_test_equal(kvt_client_connect(&client, &options, &error), -ETIMEDOUT);
+	snprintf(cure, sizeof(cure), "stopped, and kill -CONT %d continues it", (int)daemon.pid);
+	kvt_test_check(strstr(error.text, cure) != NULL);
+	kill(daemon.pid, SIGCONT);
+	kvt_test_daemon_end(&daemon);
+}
+
 TEST(what_a_crashed_daemon_left_is_cleaned_up_by_the_next)
 {
 	struct kvt_test_daemon daemon;

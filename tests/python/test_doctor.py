@@ -60,6 +60,17 @@ def test_a_daemon_that_is_not_there(tmp_path, examine):
     assert "WRONG no daemon" in said and "start what `flags MODEL` prints" in said
 
 
+def test_a_daemon_that_is_stopped(daemon, examine, monkeypatch):
+    monkeypatch.setattr(_doctor, "ANSWER_S", 0.1)
+    with kvtrunk.connect(daemon.socket, observe=True) as client:
+        pid = client.info.daemon_pid
+    with stopped(pid):
+        wrong, info, said = examine(daemon.socket)
+    assert (wrong, info) == (1, None)
+    assert "WRONG starting: no answer to HELLO in time" in said
+    assert f"      the daemon is stopped, and kill -CONT {pid} continues it" in said
+
+
 def test_a_socket_that_names_a_device(examine):
     wrong, _, said = examine("/nowhere/gpu{device}.sock")
     assert wrong == 1 and "WRONG the option socket is /nowhere/gpu{device}.sock, and" in said
