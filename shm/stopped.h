@@ -2,7 +2,7 @@
 #ifndef KVT_SHM_STOPPED_H
 #define KVT_SHM_STOPPED_H
 
-/** @file stopped.h: processes that answer nobody because a signal stopped them. */
+/** @file stopped.h: processes that a signal stopped. */
 
 #include <stdbool.h>
 #include <stdint.h>

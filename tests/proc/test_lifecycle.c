@@ -33,7 +33,7 @@ TEST(a_stopped_daemon_leaves_nothing_behind)
 	kvt_test_daemon_remove(&daemon);
 }
 
-TEST(a_daemon_that_is_stopped_is_named_to_who_connects)
+TEST(a_connect_names_a_stopped_daemon)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
 	struct kvt_test_daemon daemon;
