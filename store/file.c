@@ -60,7 +60,8 @@ bool kvt_file_slot_ok(const struct kvt_file *file, const struct kvt_file_slot *h
 {
 	return memcmp(header->magic, KVT_FILE_SLOT_MAGIC, sizeof(header->magic)) == 0 &&
 	       header->record_bytes == file->tier->record_bytes &&
-	       header->crc == crc_of(*header) && header->number >= file->slots.first;
+	       header->crc == crc_of(*header) &&
+	       kvt_slots_counts(&file->slots, header->number, header->time);
 }
 
 static void write_header(struct kvt_file *file, const struct kvt_file_op *op)
@@ -271,8 +272,7 @@ bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry)
 	return e->first || (e->front && file->tier->index.entries[e->front].kept);
 }
 
-/* Forget the page of a slot, also that the memory has it here. */
-static void forget(struct kvt_file *file, uint32_t slot)
+void kvt_file_forget_slot(struct kvt_file *file, uint32_t slot)
 {
 	struct kvt_chain page = kvt_slots_page(&file->slots, slot);
 	uint32_t entry = kvt_slots_has(&file->slots, slot) ?
@@ -292,7 +292,7 @@ static uint32_t take_slot(struct kvt_file *file)
 		slot = kvt_slots_step(&file->slots);
 		file->last_steps -= file->last_steps > 0;
 	} while (!slot || is_in_use(file, slot));
-	forget(file, slot);
+	kvt_file_forget_slot(file, slot);
 	return slot;
 }
 
@@ -435,7 +435,7 @@ static bool end_read(struct kvt_file *file, const struct kvt_file_op *op)
 		file->tier->index.entries[op->entry].time = header->time;
 		kvt_tier_note_crc(file->tier, op->entry, &op->check);
 	} else if (found) {
-		forget(file, op->slot);
+		kvt_file_forget_slot(file, op->slot);
 	}
 	if (op->result < 0)
 		kvt_slots_fail(&file->slots, op->slot);

@@ -32,6 +32,7 @@
 #include <stdint.h>
 
 #include "kvtrunk_client.h"
+#include "store/slots.h"
 #include "store/tier.h"
 #include "store/times.h"
 
@@ -55,6 +56,7 @@ struct kvt_file_head {
 	uint64_t n_slots;
 	uint64_t generation;  /* starts of stores on this file */
 	uint64_t first_write; /* what was written before was dropped */
+	struct kvt_slots_cut cuts[KVT_SLOTS_CUTS];
 	struct kvt_file_cache caches[KVT_FILE_CACHES]; /* the last ones, the youngest first */
 };
 
@@ -103,6 +105,9 @@ uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64
 /** Forget all pages, also those that a start would find: what follows is of `epoch` of this cache.
  * NULL: nothing is done. */
 void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);
+/** Forget, for all starts, the pages that were copied since a time: which pages are behind others
+ * is not known here. What memory still has of them is written again. NULL: nothing is done. */
+void kvt_file_forget(struct kvt_file *file, uint32_t since);
 /** NULL: all 0. */
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file);
 

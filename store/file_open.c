@@ -25,7 +25,7 @@
 #include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
-#define FORMAT 5u
+#define FORMAT 6u
 #define ALLOCATE_BYTES (1ull << 30) /* at a time */
 #define LOCK_TRIES 200u             /* 10 ms each */
 #define GROUPS_AT_ONCE 16384u       /* that are read until progress is told */
@@ -391,6 +391,7 @@ static int begin(struct kvt_file *file, const struct kvt_file_options *options, 
 		return rc;
 	if (file->head.first_write)
 		file->slots.first = file->head.first_write;
+	memcpy(file->slots.cuts, file->head.cuts, sizeof(file->slots.cuts));
 	if (file->head.n_slots)
 		rc = find_pages(file);
 	if (rc != 0)
@@ -615,6 +616,14 @@ static bool keep_head(struct kvt_file *file)
 	return rc == 0;
 }
 
+/* Write what was dropped into the head. After a failure, too: the next start uses the file. */
+static void keep_dropped(struct kvt_file *file)
+{
+	if (!keep_head(file))
+		fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would "
+			"find it: remove the file\n", file->path);
+}
+
 /* Make a cache the youngest of the head. Returns its epoch there, `epoch` if it is not. */
 static uint64_t note_cache(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch)
 {
@@ -653,10 +662,23 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 	file->head.first_write = file->slots.first;
 	note_cache(file, instance, epoch);
 	file->head.caches[0].epoch = epoch;
-	/* Also after a failure: the next start uses the file again. */
-	if (!keep_head(file))
-		fprintf(stderr, "kvtstored: %s keeps what was dropped, and the next start would "
-			"find it: remove the file\n", file->path);
+	keep_dropped(file);
+}
+
+void kvt_file_forget(struct kvt_file *file, uint32_t since)
+{
+	struct kvt_slots *slots = file ? &file->slots : NULL;
+
+	if (!file)
+		return;
+	kvt_slots_cut_since(slots, since);
+	memcpy(file->head.cuts, slots->cuts, sizeof(slots->cuts));
+	keep_dropped(file);
+	for (uint32_t slot = 1; slot <= slots->n; slot++)
+		if (kvt_slots_has(slots, slot) &&
+		    !kvt_slots_counts(slots, slots->names[slot - 1].number,
+				      kvt_slots_time(slots, slot)))
+			kvt_file_forget_slot(file, slot);
 }
 
 void kvt_file_close(struct kvt_file *file, const volatile int *stop, uint32_t most_s)

@@ -99,6 +99,8 @@ bool kvt_file_has_room(const struct kvt_file *file);
 /** Return true if a page of the memory could be found in the file: what is in front of it is there,
  * or will be. */
 bool kvt_file_is_next(const struct kvt_file *file, uint32_t entry);
+/** Forget the page of a slot, also that the memory has it here. */
+void kvt_file_forget_slot(struct kvt_file *file, uint32_t slot);
 /** Begin to write a page of the memory that is next, where there is room. */
 void kvt_file_write(struct kvt_file *file, uint32_t entry);
 /** Begin to write the names of the group that the last write was in. If too many are being written,

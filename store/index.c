@@ -320,6 +320,71 @@ void kvt_index_clear(struct kvt_index *index)
 	index->round++; /* 25 bits: once a second for a year */
 }
 
+/* ---- forgetting a part */
+
+enum { NEW, APART, BEHIND };
+
+/* Find out whether an entry is behind those that are marked so. Each is marked once. */
+static bool is_behind(const struct kvt_index *index, uint8_t *marks, uint32_t entry)
+{
+	const struct kvt_index_entry *entries = index->entries;
+	uint32_t up = entry;
+
+	while (marks[up] == NEW && entries[up].front && counts(index, entries[up].front))
+		up = entries[up].front;
+	if (marks[up] == NEW)
+		marks[up] = entries[up].first ? APART : BEHIND;
+	for (uint32_t at = entry; at != up; at = entries[at].front)
+		marks[at] = marks[up];
+	return marks[entry] == BEHIND;
+}
+
+/* True if a page may have been copied since a time. */
+static bool is_since(const struct kvt_index_entry *e, uint32_t since)
+{
+	return !e->time || e->time >= since;
+}
+
+/* Put an entry into another round. */
+static void forget(struct kvt_index *index, uint32_t entry)
+{
+	struct kvt_index_entry *e = &index->entries[entry];
+
+	if (e->state == KVT_INDEX_FOUND)
+		index->n_found--;
+	if (e->state == KVT_INDEX_FOUND && !e->pins) {
+		unlink_entry(index, entry);
+		make_free(index, entry);
+	}
+	e->round--;
+}
+
+void kvt_index_forget(struct kvt_index *index, uint32_t page, uint32_t since, uint32_t stays)
+{
+	uint8_t *marks = calloc(index->n_entries + 1ull, 1); /* NULL: all may be behind it */
+
+	if (marks)
+		marks[page] = BEHIND;
+	for (uint32_t entry = 1; entry <= index->n_entries && marks; entry++)
+		if (kvt_index_is_found(index, entry) && is_since(&index->entries[entry], since))
+			is_behind(index, marks, entry);
+	for (uint32_t entry = 1; entry <= index->n_entries; entry++) {
+		const struct kvt_index_entry *e = &index->entries[entry];
+		bool lost = e->state == KVT_INDEX_COMING ||
+			    (entry != stays && is_since(e, since) &&
+			     (!marks || marks[entry] == BEHIND));
+
+		if (lost && counts(index, entry))
+			forget(index, entry);
+	}
+	/* Entries that stay behind a forgotten one would keep it. */
+	for (uint32_t entry = 1; entry <= index->n_entries; entry++)
+		if (counts(index, entry) && index->entries[entry].front &&
+		    !counts(index, index->entries[entry].front))
+			leave_front(index, entry);
+	free(marks);
+}
+
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)
 {
 	KVT_ASSERT(counts(index, entry));

@@ -42,14 +42,15 @@ struct kvt_index_entry {
 	uint32_t front; /* entry of the page in front, which has a pin for it; 0: none is here */
 	uint32_t use;   /* clock at its last use, or at that of a page behind it that has left */
 	uint32_t pins;
-	uint32_t time;  /* when it was copied out of a pool, in s since 1970; 0: elsewhere */
+	uint32_t time;  /* when it was copied out of a pool, or came from another host, in s since
+			 * 1970; 0: that is not known */
 	uint32_t state : 2; /* enum kvt_index_state */
 	uint32_t used : 1;   /* it was asked for since it was published */
 	uint32_t first : 1;  /* of its prompt: no page is in front */
 	uint32_t kept : 1;   /* the file has it, or it is being written */
 	uint32_t passed : 1; /* nothing from here to the front is used and not kept (writer.h) */
 	uint32_t below : 1;  /* COMING from a tier below */
-	uint32_t round : 25; /* COMING or FOUND in an earlier one: it will be free, or is */
+	uint32_t round : 25; /* COMING or FOUND in another one: it will be free, or is */
 };
 
 struct kvt_index {
@@ -112,5 +113,8 @@ bool kvt_index_put_back(struct kvt_index *index, uint32_t entry);
 /** Forget all FOUND entries, in O(1): those without pins are free now, others at their last unpin.
  */
 void kvt_index_clear(struct kvt_index *index);
+/** Forget an entry and all behind it that were copied since a time, but for the entry `stays`, and
+ * all that are COMING. `page` 0: it is not here. An entry that lost its front may be behind it. */
+void kvt_index_forget(struct kvt_index *index, uint32_t page, uint32_t since, uint32_t stays);
 
 #endif

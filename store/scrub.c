@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kvtrunk_feed.h"
 #include "shm/assert.h"
@@ -28,7 +29,7 @@ int kvt_scrub_init(struct kvt_scrub *scrub, uint64_t rate, const struct kvt_know
 		return 0;
 	scrub->pages = calloc(n_pages, sizeof(*scrub->pages));
 	scrub->sums = calloc(n_pages * n_sums, sizeof(*scrub->sums));
-	scrub->read_sums = calloc(KVT_SCRUB_READS * n_sums, sizeof(*scrub->read_sums));
+	scrub->read_sums = calloc((KVT_SCRUB_READS + 1) * n_sums, sizeof(*scrub->read_sums));
 	if (slabs->device)
 		scrub->records = malloc(KVT_SCRUB_READS * slabs->record_bytes);
 	if (scrub->pages && scrub->sums && scrub->read_sums && !scrub->records == !slabs->device)
@@ -175,7 +176,8 @@ bool kvt_scrub_begin(struct kvt_scrub *scrub, const struct kvt_known *known,
 	if (!page || scrub->pages[page].reading || !pay(scrub, slabs->record_bytes, now))
 		return false;
 	scrub->pages[page].reading = true;
-	*read = (struct kvt_scrub_read){ .changes = known->pages[page].changes, .begun_ns = now };
+	*read = (struct kvt_scrub_read){ .changes = known->pages[page].changes, .begun_ns = now,
+					 .begun_s = (uint32_t)time(NULL) };
 	read->job = (struct kvt_job){
 		.kind = KVT_JOB_SUM, .slabs = slabs, .page = page,
 		.record = scrub->records ? scrub->records + at * slabs->record_bytes : NULL,
@@ -212,17 +214,20 @@ static void note_soon(struct kvt_scrub *scrub, const struct kvt_scrub_read *read
 static bool differs(const struct kvt_scrub *scrub, const struct kvt_scrub_read *read,
 		    struct kvt_damage *ret_damage)
 {
-	const uint32_t *first = sums_of(scrub, read->job.page);
-	struct kvt_damage damage = { .page = read->job.page,
-				     .right_ns = scrub->pages[read->job.page].right_ns };
+	const struct kvt_scrubbed *page = &scrub->pages[read->job.page];
+	uint32_t *first = scrub->read_sums + KVT_SCRUB_READS * (size_t)scrub->n_sums;
+	struct kvt_damage damage = { .page = read->job.page, .right_ns = page->right_ns,
+				     .right_s = page->right_s, .first_sums = first };
 
 	for (uint32_t i = 0; i < scrub->n_sums; i++) {
-		if (read->job.sums[i] == first[i])
+		if (read->job.sums[i] == sums_of(scrub, damage.page)[i])
 			continue;
 		damage.first = damage.n_pieces ? damage.first : i;
 		damage.last = i;
 		damage.n_pieces++;
 	}
+	if (damage.n_pieces)
+		memcpy(first, sums_of(scrub, damage.page), scrub->n_sums * sizeof(*first));
 	*ret_damage = damage;
 	return damage.n_pieces > 0;
 }
@@ -253,6 +258,7 @@ bool kvt_scrub_end(struct kvt_scrub *scrub, const struct kvt_known *known, bool 
 	}
 	page->changes = read->changes;
 	page->right_ns = read->begun_ns;
+	page->right_s = read->begun_s;
 	/* A damaged page is told of once. */
 	memcpy(sums_of(scrub, read->job.page), read->job.sums,
 	       scrub->n_sums * sizeof(*read->job.sums));

@@ -32,6 +32,7 @@
 /* A page of the pool. */
 struct kvt_scrubbed {
 	uint64_t right_ns; /* when it was last as at first; 0: it was not read yet */
+	uint32_t right_s;  /* the same, in s since 1970 */
 	uint32_t changes;  /* of struct kvt_known_page then */
 	uint32_t next;     /* of the new pages */
 	bool waits;        /* among these */
@@ -50,6 +51,7 @@ struct kvt_scrub_read {
 	struct kvt_job job;
 	uint32_t changes; /* of the page when the read began */
 	uint64_t begun_ns;
+	uint32_t begun_s; /* the same, in s since 1970 */
 };
 
 struct kvt_scrub {
@@ -57,7 +59,7 @@ struct kvt_scrub {
 	struct kvt_scrubbed *pages;
 	uint32_t *sums;   /* of each page one for each piece in each slab, as read first */
 	uint32_t n_sums;
-	uint32_t *read_sums; /* of each read */
+	uint32_t *read_sums; /* of each read, and the first ones of the last damaged page */
 	uint8_t *records;    /* of each read, if the pool is on a device */
 	struct kvt_scrub_read reads[KVT_SCRUB_READS]; /* open ones, a ring */
 	uint32_t reads_at, n_reads;
@@ -79,6 +81,8 @@ struct kvt_damage {
 	uint32_t page;
 	uint32_t n_pieces, first, last; /* that differ, by their place in a record */
 	uint64_t right_ns; /* when it was last right */
+	uint32_t right_s;  /* the same, in s since 1970 */
+	const uint32_t *first_sums; /* until there is another one */
 };
 
 /** Begin with a session. rate 0: does nothing. -ENOMEM. */

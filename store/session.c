@@ -232,17 +232,15 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 static void bind_cache(struct kvt_store *store, const struct kvt_info *info)
 {
 	bool same = memcmp(store->instance, info->instance, sizeof(store->instance)) == 0;
-	struct kvt_host *host = store->host;
-	uint32_t missed;
+	uint32_t drops;
 
 	kvt_tier_lock(store->tier);
-	missed = store->tier->drops - store->share.drops - (host->n_withdrawals - store->noticed);
-	store->outdated = (same && store->outdated) || missed;
-	store->share.drops += missed;
+	drops = store->tier->drops;
+	store->outdated = (same && store->outdated) || store->share.drops != drops;
+	store->share.drops = drops;
 	if (!same) {
-		store->share.drops = store->tier->drops;
-		store->withdrawn = store->noticed = host->n_withdrawals;
-		store->epoch = kvt_file_bind(host->file, info->instance, info->epoch);
+		store->share.withdrawn = store->tier->withdrawals;
+		store->epoch = kvt_file_bind(store->host->file, info->instance, info->epoch);
 		memcpy(store->instance, info->instance, sizeof(store->instance));
 	}
 	kvt_tier_unlock(store->tier);

@@ -141,10 +141,29 @@ void kvt_slots_publish(struct kvt_slots *slots, uint32_t slot, const struct kvt_
 	slots->n_found++;
 }
 
+bool kvt_slots_counts(const struct kvt_slots *slots, uint64_t number, uint32_t time)
+{
+	bool is_cut = number < slots->first;
+
+	for (uint32_t i = 0; i < KVT_SLOTS_CUTS; i++)
+		is_cut |= number < slots->cuts[i].before && (!time || time >= slots->cuts[i].since);
+	return !is_cut;
+}
+
 void kvt_slots_clear(struct kvt_slots *slots)
 {
 	slots->first = slots->next_number;
 	slots->n_found = 0;
+}
+
+void kvt_slots_cut_since(struct kvt_slots *slots, uint32_t since)
+{
+	struct kvt_slots_cut *cuts = slots->cuts;
+
+	if (cuts[0].before && cuts[0].since < cuts[1].since)
+		cuts[1].since = cuts[0].since;
+	memmove(cuts, cuts + 1, (KVT_SLOTS_CUTS - 1) * sizeof(*cuts));
+	cuts[KVT_SLOTS_CUTS - 1] = (struct kvt_slots_cut){ slots->next_number, since };
 }
 
 /* ---- the array in the file */
@@ -196,7 +215,7 @@ void kvt_slots_enter(struct kvt_slots *slots)
 		uint32_t other;
 
 		*name_of(slots, slot) = (struct kvt_slot_name){ .number = 0 };
-		if (name.number < slots->first)
+		if (!kvt_slots_counts(slots, name.number, name.time))
 			continue;
 		if (name.number > youngest) {
 			youngest = name.number;

@@ -12,7 +12,7 @@
  * it later, and still the drive sees writes in its order.
  *
  * Each write has a number, which grows over all starts, so the largest one tells where a start goes
- * on. What has a smaller number than `first` was dropped.
+ * on. What has a smaller number than `first` was dropped. A cut drops what was copied since a time.
  *
  * The names are in memory as in the file, KVT_SLOTS_GROUP of them in a block.
  */
@@ -25,6 +25,7 @@
 
 #define KVT_SLOTS_MAX (1u << 30)
 #define KVT_SLOTS_GROUP 128u
+#define KVT_SLOTS_CUTS 16u
 #define KVT_SLOT_FAILED UINT64_MAX /* its device failed: it is not used until the next start */
 
 struct kvt_slot_name {
@@ -32,6 +33,12 @@ struct kvt_slot_name {
 	uint64_t number; /* of the write, 0: it holds nothing */
 	uint32_t time;   /* as in struct kvt_index_entry */
 	uint32_t crc;    /* in the file: crc32c of what is in front of it */
+};
+
+/* Pages of writes with a smaller number were dropped that were copied since a time. */
+struct kvt_slots_cut {
+	uint64_t before; /* 0: none were */
+	uint64_t since;  /* in s since 1970 */
 };
 
 struct kvt_slots {
@@ -42,6 +49,7 @@ struct kvt_slots {
 	uint32_t next;         /* slot that is written next */
 	uint64_t first;        /* writes with a smaller number were dropped */
 	uint64_t next_number;
+	struct kvt_slots_cut cuts[KVT_SLOTS_CUTS]; /* the last one is the youngest */
 };
 
 /** Make a ring of 1 to KVT_SLOTS_MAX slots without a page, aligned to blocks. -ENOMEM. */
@@ -70,8 +78,13 @@ void kvt_slots_fail(struct kvt_slots *slots, uint32_t slot);
 /** Let a page be found in a slot that has none. No other slot may have it. */
 void kvt_slots_publish(struct kvt_slots *slots, uint32_t slot, const struct kvt_chain *page,
 		       uint64_t number, uint32_t time);
+/** Return true if a page that was copied at a time, in a write of a number, was not dropped. */
+bool kvt_slots_counts(const struct kvt_slots *slots, uint64_t number, uint32_t time);
 /** Forget all pages, also those of writes that have a number already. */
 void kvt_slots_clear(struct kvt_slots *slots);
+/** Let nothing count that was copied since a time, and has a number already. What slots have of it
+ * is the caller's to forget. If there are many cuts, the two oldest become one and drop more. */
+void kvt_slots_cut_since(struct kvt_slots *slots, uint32_t since);
 
 /* ---- for a start, which fills `names` first, and a stop */
 

@@ -78,8 +78,8 @@ struct kvt_host {
 	bool pinned;            /* for devices; atomic */
 	struct kvt_file *file;  /* NULL: none. By the tier's lock, and so is `remote` */
 	struct kvt_remote *remote; /* NULL: none */
-	struct kvt_chain withdrawals[KVT_WITHDRAWALS]; /* names of the last pages, by the same */
-	uint32_t n_withdrawals; /* of all time; atomic */
+	struct kvt_chain withdrawals[KVT_WITHDRAWALS]; /* of the tier: names of the last pages, by
+							* the same */
 	int wake;               /* eventfd: the helper has work, or an instance has ended */
 	bool stopping;          /* atomic, as are these instances: */
 	uint32_t n_instances;   /* with a thread */
@@ -117,8 +117,6 @@ struct kvt_store {
 	uint32_t copies_at, n_copies;
 	struct kvt_scrub scrub;
 	struct kvt_damage damage; /* found by it, n_pieces 0: none */
-	uint32_t withdrawn; /* of the host's withdrawals: those that are done here */
-	uint32_t noticed;   /* of these: those that are among the drops of `share` */
 	uint64_t again_ns;  /* when to try again to withdraw; 0: it did not fail */
 	struct kvt_loads loads;
 };
@@ -126,7 +124,7 @@ struct kvt_store {
 /** Return true if all that was withdrawn has left this pool. */
 static inline bool kvt_store_is_clean(const struct kvt_store *store)
 {
-	return store->withdrawn == kvt_load_acquire(&store->host->n_withdrawals);
+	return store->share.withdrawn == kvt_load_acquire(&store->tier->withdrawals);
 }
 
 /** Return why copies can no longer be made, NULL: they can. Then the session must stay open until

@@ -319,7 +319,7 @@ static void take_arrived(struct kvt_tier *tier, uint32_t entry, bool good)
 {
 	struct kvt_index_entry *e = &tier->index.entries[entry];
 
-	if (tier->max_age_s && !e->time)
+	if (!e->time) /* copied by another host, not later */
 		e->time = (uint32_t)time(NULL);
 	if (arrive(tier, entry, good))
 		e->used = 1; /* a load wants it */
@@ -369,6 +369,16 @@ void kvt_tier_clear(struct kvt_tier *tier)
 	kvt_store_release(&tier->drops, tier->drops + 1);
 }
 
+uint32_t kvt_tier_forget(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t since,
+			 uint32_t stays)
+{
+	uint32_t n_found = tier->index.n_found;
+
+	kvt_index_forget(&tier->index, kvt_index_look(&tier->index, page), since, stays);
+	kvt_store_release(&tier->withdrawals, tier->withdrawals + 1);
+	return n_found - tier->index.n_found;
+}
+
 /* Count a page that a client computed, once. */
 static void count_computed(const struct kvt_tier *tier, struct kvt_share *share,
 			   struct kvt_known_page *page)
@@ -409,13 +419,15 @@ static bool few_can_leave(const struct kvt_index *index)
 	return !second || !index->entries[second].younger;
 }
 
-/* Use a page that a pool cached again, which makes it young, if it was too old. */
-static void come_again(struct kvt_tier *tier, uint32_t entry)
+/* Use a page that a pool cached again, which makes it young, if it was too old. Its front may have
+ * been forgotten, and be back. */
+static void come_again(struct kvt_tier *tier, uint32_t entry, uint32_t front)
 {
 	struct kvt_index_entry *e = &tier->index.entries[entry];
 
 	if (!kvt_index_is_found(&tier->index, entry))
 		return;
+	kvt_index_join(&tier->index, entry, front);
 	kvt_index_touch(&tier->index, entry);
 	if (!kvt_tier_is_old(tier, e->time))
 		return;
@@ -437,8 +449,8 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 	uint32_t there, looks = 0, again = 0, page, front;
 	bool swept;
 
-	/* What was cached before a drop is kept out first. */
-	if (share->drops != tier->drops)
+	/* What was cached before a drop is kept out first, and what is damaged removed. */
+	if (share->drops != tier->drops || share->withdrawn != tier->withdrawals)
 		return 0;
 	/* Copies on their way pin their fronts: wait while one page or two could leave. */
 	if (!tier->index.first_free && tier->n_copying && few_can_leave(&tier->index))
@@ -462,7 +474,7 @@ static int choose(struct kvt_tier *tier, struct kvt_known *known, struct kvt_sha
 			continue;
 		}
 		if (there && !swept)
-			come_again(tier, there);
+			come_again(tier, there, front);
 		else if (!there && has_place(&tier->index, !known->pages[page].parent, front))
 			return 1;
 		share->full += !there;

@@ -24,7 +24,8 @@
  *      that took or pinned it, or to its job.
  *   4. Looking for a name and publishing it are one critical section: no name is there twice.
  *   5. After kvt_tier_clear() no copy is published that began before, and no thread copies what its
- *      pool cached before.
+ *      pool cached before. After kvt_tier_forget() it is the same, until what is damaged has left
+ *      the thread's pool.
  */
 
 #include <pthread.h>
@@ -42,6 +43,7 @@
 struct kvt_tier {
 	pthread_mutex_t lock;
 	uint32_t drops; /* times that all pages were forgotten; atomic */
+	uint32_t withdrawals; /* damaged pages, whose copies were forgotten; atomic */
 	struct kvt_index index;
 	uint8_t *ram;
 	uint64_t ram_bytes;
@@ -67,6 +69,7 @@ struct kvt_share {
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
 	uint32_t drops; /* of the tier: those that were noticed */
+	uint32_t withdrawn; /* of the tier's withdrawals: those that are done in its pool */
 };
 
 struct kvt_copy {
@@ -123,6 +126,10 @@ void kvt_tier_note_crc(struct kvt_tier *tier, uint32_t entry, const struct kvt_j
 
 /** Forget all pages, and those on their way. With the lock. */
 void kvt_tier_clear(struct kvt_tier *tier);
+/** Forget a page, and all behind it that was copied since a time, but for a pinned entry that
+ * `stays`, 0: none does; and all that is on its way. With the lock. Returns the number of pages. */
+uint32_t kvt_tier_forget(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t since,
+			 uint32_t stays);
 
 /** Begin to copy the next queued page: its job is added. Returns 1; 0: there is none; -EAGAIN: many
  * that need no copy were looked at, call again. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kvtrunk_operations.h"
 #include "libclient/state.h"
@@ -14,6 +15,8 @@
 #include "store/store.h"
 
 #define AGAIN_NS 100000000ull /* until another attempt to withdraw */
+#define SECOND_NS 1000000000ull
+#define CLOCK_S 2u /* times are cut to seconds, and the clock of time() is late by a tick */
 
 /* A prefix of the pool. */
 struct path {
@@ -124,29 +127,62 @@ static int remove_page(struct kvt_store *store, const struct kvt_chain *name)
 	return rc;
 }
 
-/* Forget all copies, and note the name of a damaged page for all instances: at once. */
+/* Return the time since when copies may be wrong, as they tell it. Clocks may have been set. */
+static uint32_t wrong_since(const struct kvt_damage *damage)
+{
+	uint64_t ago_ns = (uint64_t)kvt_now_ns() - damage->right_ns;
+	uint32_t by_now = (uint32_t)((uint64_t)time(NULL) - ago_ns / SECOND_NS);
+
+	return (by_now < damage->right_s ? by_now : damage->right_s) - CLOCK_S;
+}
+
+/* Pin the copy of a damaged page, if it is as the page was at first. Returns its entry, 0: it is
+ * not, or there is none. */
+static uint32_t pin_right(struct kvt_store *store)
+{
+	const struct kvt_chain *name = kvt_known_name(&store->known, store->damage.page);
+	size_t n = store->scrub.n_sums;
+	uint32_t entry = kvt_tier_pin(store->tier, name), *sums = calloc(n, sizeof(*sums));
+	bool right = false;
+
+	if (entry && sums) {
+		kvt_slabs_sum(&store->slabs, store->damage.page,
+			      kvt_tier_record(store->tier, entry), sums);
+		right = memcmp(sums, store->damage.first_sums, n * sizeof(*sums)) == 0;
+	}
+	if (entry && !right)
+		kvt_tier_unpin(store->tier, entry, false);
+	free(sums);
+	return right ? entry : 0;
+}
+
+/* Forget wrong copies, and note the name of a damaged page for all instances: at once. */
 static void publish(struct kvt_store *store, const struct kvt_chain *name)
 {
-	struct kvt_host *host = store->host;
+	struct kvt_tier *tier = store->tier;
+	uint32_t since = wrong_since(&store->damage), stays, n;
 
 	kvt_loads_end(store);
-	kvt_tier_lock(store->tier);
-	host->withdrawals[host->n_withdrawals % KVT_WITHDRAWALS] = *name;
-	kvt_store_release(&host->n_withdrawals, host->n_withdrawals + 1);
-	kvt_tier_clear(store->tier);
-	kvt_file_clear(host->file, store->instance, store->epoch);
-	kvt_tier_unlock(store->tier);
+	stays = pin_right(store);
+	kvt_tier_lock(tier);
+	store->host->withdrawals[tier->withdrawals % KVT_WITHDRAWALS] = *name;
+	n = kvt_tier_forget(tier, name, since, stays);
+	kvt_file_forget(store->host->file, since);
+	kvt_tier_unlock(tier);
+	if (stays)
+		kvt_tier_unpin(tier, stays, false);
+	kvt_store_say(store, "%u copies of it and of what is behind it are forgotten%s", n, stays ?
+		      "; its own is as it was, and stays" : "");
 }
 
 /* Take a withdrawal. False: it was too long ago. */
 static bool take(const struct kvt_store *store, uint32_t number, struct kvt_chain *ret_name)
 {
-	const struct kvt_host *host = store->host;
 	bool there;
 
 	kvt_tier_lock(store->tier);
-	there = host->n_withdrawals - number <= KVT_WITHDRAWALS;
-	*ret_name = host->withdrawals[number % KVT_WITHDRAWALS];
+	there = store->tier->withdrawals - number <= KVT_WITHDRAWALS;
+	*ret_name = store->host->withdrawals[number % KVT_WITHDRAWALS];
 	kvt_tier_unlock(store->tier);
 	return there;
 }
@@ -173,16 +209,18 @@ static int reset(struct kvt_store *store)
 /* Remove from this pool what was withdrawn until the number n. */
 static int follow_withdrawals(struct kvt_store *store, uint32_t n)
 {
-	while (store->withdrawn != n) {
+	uint32_t *done = &store->share.withdrawn;
+
+	while (*done != n) {
 		struct kvt_chain name;
-		bool noted = take(store, store->withdrawn, &name);
+		bool noted = take(store, *done, &name);
 		int rc = settle(store);
 
 		if (rc == 0)
 			rc = noted ? remove_page(store, &name) : reset(store);
 		if (rc != 0)
 			return rc;
-		store->withdrawn = noted ? store->withdrawn + 1 : n;
+		*done = noted ? *done + 1 : n;
 	}
 	return settle(store);
 }
@@ -207,14 +245,14 @@ void kvt_store_withdraw(struct kvt_store *store)
 	kvt_store_say(store, "page %u was written after it was sealed: %u of %u pieces differ, "
 		      "from piece %u to %u; it was right %.1f s ago. Session %u sealed it; any one "
 		      "that was open since may have written: the daemon's log has them "
-		      "(event=page_damaged). All copies are dropped", damage->page,
+		      "(event=page_damaged)", damage->page,
 		      damage->n_pieces, store->scrub.n_sums, damage->first, damage->last, seconds,
 		      sealer);
 	if (store->host->remote)
 		kvt_store_say(store, "what the distributed store took in these %.1f s may be "
 			      "computed from it, and stays there", seconds);
-	store->damage.n_pieces = 0;
 	publish(store, page->is_side ? &store->known.pages[page->parent].chain : &page->chain);
+	store->damage.n_pieces = 0;
 }
 
 /* ---- all instances */
@@ -245,7 +283,7 @@ void kvt_store_notice(struct kvt_store *store)
 		return; /* until it is done nothing is copied */
 	kvt_tier_lock(store->tier);
 	drops = store->tier->drops;
-	n = store->host->n_withdrawals;
+	n = store->tier->withdrawals;
 	kvt_tier_unlock(store->tier);
 	rc = follow_withdrawals(store, n);
 	if (rc != 0 && rc != -EAGAIN)
@@ -253,11 +291,9 @@ void kvt_store_notice(struct kvt_store *store)
 	if (rc != 0)
 		return;
 	store->again_ns = 0;
-	/* What is left in the pool is good, unless there was a RESET or a drop, too. */
-	if (drops - store->share.drops == n - store->noticed)
-		store->known.sweep_at = 1;
+	if (drops == store->share.drops)
+		store->known.sweep_at = 1; /* what is left in the pool is good */
 	else
 		kvt_known_keep_out(&store->known);
 	store->share.drops = drops;
-	store->noticed = n;
 }

@@ -4,13 +4,16 @@
 
 /**
  * @file withdraw.h
- * What a damaged page costs: it and all behind it leave each pool that the store serves, and the
- * store forgets all that it has. What was computed from it has names of its own, in copies too, and
- * nobody knows since when.
+ * What a damaged page costs: it and all behind it leave each pool that the store serves. Of the
+ * copies those leave that were made since the page was last right: older ones were computed from
+ * the right one. The copy of the page itself stays if it is as the page was at first, and the next
+ * load repairs the pool.
  *
- *     the thread that finds it    notes its name, and clears the tiers: one step, by the tier's
- *                                 lock
- *     each thread, in its turn    removes the page from its pool, then copies again what it has
+ *     the thread that finds it    notes its name, and forgets these copies: one step, by the
+ *                                 tier's lock
+ *     each thread, in its turn    removes the page from its pool, then copies what is not there
+ *
+ * The file does not know which pages are behind others, so it forgets all that were copied since.
  */
 
 #include <stdbool.h>
@@ -27,8 +30,8 @@ struct kvt_store;
 void kvt_store_withdraw(struct kvt_store *store);
 /** Have all instances forget all pages. What pools cache is copied once it is stored again. */
 void kvt_store_drop(struct kvt_store *store);
-/** If all pages were to be forgotten: end all loads. Then remove from the pool what was withdrawn,
- * and copy the rest again; or, after another drop, copy nothing that was cached until now. */
+/** If pages were forgotten: end all loads. Then remove from the pool what was withdrawn, and copy
+ * what the tier lacks; or, after a drop, copy nothing that was cached until now. */
 void kvt_store_notice(struct kvt_store *store);
 
 #endif

@@ -3,15 +3,20 @@
  *
  * Inputs: prompts of workers; a bit of a cached page is flipped by one that maps the pool.
  * Invariants: each flip is found; what was computed from it is reused by nobody, from the pool or
- * from a copy; nothing else is called damaged; each audit is clean. */
+ * from a copy, and copies from before it are; nothing else is called damaged; each audit is clean.
+ *
+ * A slow scrubber leaves time to copy what is damaged. If it was found before, another prompt is
+ * damaged. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "store/withdraw.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/direct_io.h"
 #include "tests/proc/store.h"
 
 #define PAGE 16u
@@ -19,10 +24,19 @@
 #define PAGES (N / PAGE)
 #define SIDES 2u
 #define HOLDERS 4u
+#define SALT 7 /* of kvt_test_side_serve() */
+#define BAD 10u /* the page that is damaged */
+#define OLD 20u /* pages that were copied before */
+#define TRIES 8u
 
 static struct kvt_test_side sides[SIDES];
 static struct kvt_test_store more[SIDES - 1];
 static const char *const scrub[] = { "--scrub", "1G", NULL };
+static const char *const slow[] = { "--scrub", "1M", NULL };
+static const char large[] = "page_bytes = 16384\nn_pages = 1024\n"; /* 64 a second */
+static char directory[TEST_FOLDER_BYTES], path[96];
+static const char *const slow_file[] = { "--scrub", "1M", "--file", path, "--file-bytes", "32M",
+					 NULL };
 
 static uint32_t serve(uint32_t side, uint32_t prompt)
 {
@@ -32,23 +46,28 @@ static uint32_t serve(uint32_t side, uint32_t prompt)
 	return kvt_test_side_serve(&sides[side], keys, N);
 }
 
-static int start_with(const char *ram)
+static int start_with(const char *ram, const char *config, const char *const *options)
 {
 	memset(sides, 0, sizeof(sides));
-	kvt_test_daemon_begin(&sides[0].daemon, NULL);
-	kvt_test_side_store(&sides[0], ram, scrub);
+	kvt_test_daemon_begin(&sides[0].daemon, config);
+	kvt_test_side_store(&sides[0], ram, options);
 	kvt_test_side_connect(&sides[0]);
 	return 0;
 }
 
 static int start(void **state)
 {
-	return start_with("4M");
+	return start_with("4M", NULL, scrub);
+}
+
+static int start_slow(void **state)
+{
+	return start_with("16M", large, slow);
 }
 
 static int start_alone(void **state)
 {
-	return start_with("0");
+	return start_with("0", NULL, scrub);
 }
 
 static int stop(void **state)
@@ -57,37 +76,57 @@ static int stop(void **state)
 	return 0;
 }
 
-static int start_two_with(const char *ram, const char *second)
+static void start_host(const char *ram, const char *const *options)
 {
 	const struct kvt_test_daemon *daemons[SIDES];
 
-	memset(sides, 0, sizeof(sides));
-	for (uint32_t i = 0; i < SIDES; i++) {
-		kvt_test_daemon_begin(&sides[i].daemon, i ? second : NULL);
+	for (uint32_t i = 0; i < SIDES; i++)
 		daemons[i] = &sides[i].daemon;
-	}
-	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, ram, scrub);
+	kvt_test_store_start_host(&sides[0].store, more, daemons, SIDES, ram, options);
 	for (uint32_t i = 0; i < SIDES; i++) {
 		kvt_test_peer_open(&sides[i].peer, i ? &more[i - 1] : &sides[0].store);
 		kvt_test_side_connect(&sides[i]);
 	}
+}
+
+static int start_two_with(const char *ram, const char *first, const char *second,
+			  const char *const *options)
+{
+	memset(sides, 0, sizeof(sides));
+	for (uint32_t i = 0; i < SIDES; i++)
+		kvt_test_daemon_begin(&sides[i].daemon, i ? second : first);
+	start_host(ram, options);
 	return 0;
 }
 
 static int start_two(void **state)
 {
-	return start_two_with("4M", NULL);
+	return start_two_with("4M", NULL, NULL, scrub);
+}
+
+static int start_two_slow(void **state)
+{
+	return start_two_with("16M", large, large, slow);
+}
+
+/* Its memory has room for four prompts. */
+static int start_two_file(void **state)
+{
+	make_folder_on_disk(directory);
+	snprintf(path, sizeof(path), "%s/pages", directory);
+	need_direct_io(directory, path);
+	return start_two_with("2M", large, large, slow_file);
 }
 
 /* The second one has a place for one namespace. */
 static int start_two_narrow(void **state)
 {
-	return start_two_with("4M", "max_namespaces = 2\n");
+	return start_two_with("4M", NULL, "max_namespaces = 2\n", scrub);
 }
 
 static int start_two_sizes(void **state)
 {
-	return start_two_with("0", "page_bytes = 4096\n");
+	return start_two_with("0", NULL, "page_bytes = 4096\n", scrub);
 }
 
 static int start_late(void **state)
@@ -117,6 +156,14 @@ static int stop_two(void **state)
 	return 0;
 }
 
+static int stop_two_file(void **state)
+{
+	int rc = stop_two(state);
+
+	remove_folder_on_disk(directory, path);
+	return rc;
+}
+
 static uint32_t matched(uint32_t side, uint32_t prompt)
 {
 	uint32_t keys[N];
@@ -125,14 +172,31 @@ static uint32_t matched(uint32_t side, uint32_t prompt)
 	return kvt_test_matched(sides[side].worker, sides[side].space, keys, N);
 }
 
-/* Wait until all cached pages were read twice since now. */
-static void await_rounds(uint32_t side, uint32_t n_pages)
+/* Wait until so many pages were read again since now. Then so many new ones were read, too: of four
+ * that are read three are new. */
+static void await_readings(uint32_t side, uint32_t n_pages)
 {
 	struct kvt_store_status status = kvt_test_store_status(&sides[side].peer);
-	uint64_t enough = status.scrubbed_pages + 4 * n_pages; /* each fourth may be of the round */
+	uint64_t enough = status.scrubbed_pages + n_pages;
 
 	while (status.scrubbed_pages < enough)
 		status = kvt_test_store_status(&sides[side].peer);
+}
+
+/* Wait until all cached pages were read twice since now. */
+static void await_rounds(uint32_t side, uint32_t n_pages)
+{
+	await_readings(side, 4 * n_pages); /* each fourth may be of the round */
+}
+
+/* Wait until all cached pages were read that much later than now that copies tell it. */
+static void grow_old(uint32_t side, uint32_t n_pages)
+{
+	time_t now = time(NULL);
+
+	while (time(NULL) < now + 4)
+		kvt_test_store_status(&sides[side].peer);
+	await_readings(side, 2 * n_pages);
 }
 
 static struct kvt_store_status await_damage(uint32_t side, uint64_t n)
@@ -142,6 +206,13 @@ static struct kvt_store_status await_damage(uint32_t side, uint64_t n)
 	while (status.damaged_pages < n)
 		status = kvt_test_store_status(&sides[side].peer);
 	return status;
+}
+
+/* Wait until a pool's pages were copied. */
+static void await_copied(uint32_t side, uint64_t n)
+{
+	while (kvt_test_store_status(&sides[side].peer).copied_pages < n)
+		;
 }
 
 /* The page of a cached prompt. */
@@ -198,13 +269,184 @@ TEST_WITH(a_page_that_was_written_is_withdrawn_with_all_behind_it, start, stop)
 	kvt_test_equal(kvt_seq_commit(seq, N + PAGE, NULL, 0, KVT_IDLE, 0), -ESTALE);
 	kvt_test_equal(kvt_client_error(sides[0].worker)->reason, KVT_REASON_DAMAGED);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), -ESTALE);
-	/* No copy brings it back, and the rest is copied again. */
-	kvt_test_store_settled(&sides[0].peer, PAGES + 10);
-	kvt_test_equal(kvt_test_side_fetch(&sides[0], keys, N), 0);
-	kvt_test_equal(serve(0, 1), 10 * PAGE);
+	/* No copy brings it back. */
+	serve(0, 1);
 	kvt_test_side_evict(&sides[0]);
 	kvt_test_equal(serve(0, 2), N - PAGE);
 	kvt_test_equal(kvt_test_store_status(&sides[0].peer).damaged_pages, 1);
+}
+
+/* The pool loads what it lacks, with the page that is right in the copy. */
+TEST_WITH(copies_from_before_the_damage_repair_the_pool, start, stop)
+{
+	kvt_test_equal(serve(0, 1), 0);
+	kvt_test_equal(serve(0, 2), 0);
+	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
+	grow_old(0, 2 * PAGES);
+	flip(0, page_of(0, 1, BAD), 77);
+	kvt_test_check(kvt_test_store_await(&sides[0].store, "0 copies of it and of what is behind "
+					    "it are forgotten; its own is as it was, and stays"));
+	await_withdrawn(0, 1, BAD * PAGE);
+	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
+	kvt_test_equal(serve(0, 1), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&sides[0].peer).loaded_pages, PAGES - BAD);
+}
+
+/* Cache a prompt. With a time to live its pages are not copied, until it is cached without one. */
+static void insert(uint32_t side, uint32_t prompt, uint32_t ttl_ms)
+{
+	uint32_t keys[N], pages[PAGES];
+	struct kvt_request request = { .op = KVT_OP_INSERT, .namespace_id = sides[side].space,
+				       .keys = keys, .n_keys = N, .pages = pages, .n_pages = PAGES,
+				       .fence = KVT_IDLE, .ttl_ms = ttl_ms,
+				       .flags = ttl_ms ? KVT_F_TTL : 0 };
+
+	kvt_test_keys(keys, N, prompt);
+	kvt_test_equal(kvt_alloc(sides[side].worker, PAGES, pages), 0);
+	for (uint32_t i = 0; i < PAGES; i++)
+		kvt_test_page_fill(&sides[side].pool, PAGE, pages[i], SALT, keys, i);
+	kvt_test_equal(kvt_test_call(sides[side].worker, &request).error, 0);
+}
+
+/* Wait until more pages were copied. False: damage was found before. */
+static bool copied_unfound(uint32_t side, const struct kvt_store_status *before, uint32_t n)
+{
+	struct kvt_store_status status = *before;
+
+	while (status.copied_pages < before->copied_pages + n &&
+	       status.damaged_pages == before->damaged_pages)
+		status = kvt_test_store_status(&sides[side].peer);
+	return status.damaged_pages == before->damaged_pages;
+}
+
+/* Copy a page after it was damaged, and all behind it. Returns the prompt. */
+static uint32_t copy_damaged(uint32_t side)
+{
+	for (uint32_t prompt = 1; prompt <= TRIES; prompt++) {
+		struct kvt_store_status before;
+
+		insert(side, prompt, 3600000);
+		await_readings(side, PAGES);
+		before = kvt_test_store_status(&sides[side].peer);
+		flip(side, page_of(side, prompt, BAD), 77);
+		insert(side, prompt, 0);
+		if (copied_unfound(side, &before, PAGES))
+			return prompt;
+		await_withdrawn(side, prompt, BAD * PAGE);
+	}
+	kvt_test_fail("each of %u damages was found before it was copied", TRIES);
+}
+
+/* Fetch a prompt whose first pages a pool has. */
+static uint32_t fetch(uint32_t side, uint32_t prompt)
+{
+	uint32_t keys[N];
+
+	kvt_test_keys(keys, N, prompt);
+	return kvt_test_side_fetch(&sides[side], keys, N);
+}
+
+/* Compute again what was withdrawn, and wait until it is copied. */
+static void serve_and_copy(uint32_t side, uint32_t prompt)
+{
+	uint64_t pages = kvt_test_store_status(&sides[side].peer).pages;
+
+	kvt_test_equal(serve(side, prompt), BAD * PAGE);
+	kvt_test_store_settled(&sides[side].peer, pages + PAGES - BAD);
+}
+
+TEST_WITH(a_copy_that_is_wrong_leaves_with_all_behind_it, start_slow, stop)
+{
+	uint32_t prompt = copy_damaged(0);
+
+	kvt_test_check(kvt_test_store_await(&sides[0].store, "22 copies of it and of what is "
+					    "behind it are forgotten"));
+	await_withdrawn(0, prompt, BAD * PAGE);
+	kvt_test_equal(fetch(0, prompt), 0);
+	serve_and_copy(0, prompt); /* their names are free for what is right */
+	kvt_test_side_evict(&sides[0]);
+	kvt_test_equal(serve(0, prompt), N - PAGE);
+}
+
+TEST_WITH(of_a_path_copies_from_before_stay_and_later_ones_go, start_slow, stop)
+{
+	uint32_t keys[N], prompt = 0;
+	struct kvt_store_status before;
+
+	for (uint32_t i = 1; i <= TRIES; i++) {
+		kvt_test_keys(keys, N, i);
+		kvt_test_equal(kvt_test_side_serve(&sides[0], keys, OLD * PAGE), 0);
+	}
+	kvt_test_store_settled(&sides[0].peer, TRIES * OLD);
+	grow_old(0, TRIES * OLD);
+	do { /* its rest is computed from a damaged page */
+		kvt_test_check(++prompt <= TRIES);
+		before = kvt_test_store_status(&sides[0].peer);
+		flip(0, page_of(0, prompt, BAD), 5);
+		insert(0, prompt, 0);
+	} while (!copied_unfound(0, &before, PAGES - OLD));
+	await_damage(0, before.damaged_pages + 1);
+	await_withdrawn(0, prompt, BAD * PAGE);
+	kvt_test_equal(serve(0, prompt), OLD * PAGE);
+}
+
+TEST_WITH(what_others_loaded_of_a_wrong_copy_leaves_their_pools, start_two_slow, stop_two)
+{
+	struct kvt_store_status before;
+	uint32_t prompt;
+
+	do {
+		prompt = copy_damaged(0);
+		before = kvt_test_store_status(&sides[0].peer);
+		kvt_test_equal(fetch(1, prompt), N);
+		while (matched(1, prompt) < N && before.damaged_pages ==
+		       kvt_test_store_status(&sides[0].peer).damaged_pages)
+			;
+	} while (matched(1, prompt) < N);
+	await_damage(0, before.damaged_pages + 1);
+	for (uint32_t i = 0; i < SIDES; i++) {
+		await_withdrawn(i, prompt, BAD * PAGE);
+		kvt_test_equal(fetch(i, prompt), 0);
+	}
+	serve_and_copy(0, prompt);
+	kvt_test_equal(serve(1, prompt), N - PAGE);
+	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
+}
+
+/* From the file, where it was when the damage was found. */
+TEST_WITH(what_was_written_of_a_wrong_copy_is_not_found_by_a_start, start_two_file, stop_two_file)
+{
+	uint32_t prompt, other = 100;
+	struct kvt_store_status before;
+
+	do {
+		prompt = copy_damaged(0);
+		before = kvt_test_store_status(&sides[0].peer);
+		while (kvt_test_store_status(&sides[0].peer).file_written_pages <
+		       before.file_written_pages + 5 * PAGES)
+			serve(0, other++);
+		kvt_test_equal(fetch(1, prompt), N);
+	} while (kvt_test_store_status(&sides[0].peer).damaged_pages > before.damaged_pages);
+	await_damage(0, before.damaged_pages + 1);
+	for (uint32_t i = 0; i < SIDES; i++)
+		await_withdrawn(i, prompt, BAD * PAGE);
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		for (uint32_t i = 0; i < SIDES; i++) {
+			kvt_test_peer_close(&sides[i].peer);
+			kvt_client_close(sides[i].worker, KVT_IDLE);
+		}
+		if (orderly) {
+			kvt_test_equal(kvt_test_store_stop(&sides[0].store), 0);
+		} else {
+			kvt_test_store_kill(&sides[0].store);
+			kvt_test_store_unlink(&more[0]);
+		}
+		start_host("2M", slow_file);
+		for (uint32_t i = 0; i < SIDES; i++)
+			kvt_test_equal(fetch(i, prompt), 0);
+	}
+	serve(1, 100); /* it was written before */
+	kvt_test_equal(serve(0, prompt), BAD * PAGE);
 }
 
 /* A tree of its own in the namespace, as engines with drafts have. */
@@ -247,10 +489,9 @@ TEST_WITH(what_was_damaged_in_one_instance_leaves_the_others, start_two, stop_tw
 		await_withdrawn(i, 1, 3 * PAGE);
 		kvt_test_equal(matched(i, 1), 3 * PAGE);
 	}
-	/* What is right there, stays, and is copied again. */
+	/* What is right there, stays. */
 	kvt_test_equal(matched(1, 2), N);
-	kvt_test_store_settled(&sides[1].peer, PAGES + 3);
-	kvt_test_equal(serve(1, 1), 3 * PAGE);
+	serve(1, 1);
 	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
 }
 
@@ -307,7 +548,7 @@ TEST_WITH(without_a_free_node_more_of_the_prefix_is_withdrawn, start_few_nodes, 
 	kvt_result_release(sides[0].worker, &held);
 	for (uint32_t i = 0; i < HOLDERS; i++)
 		kvt_client_close(clients[i], KVT_IDLE);
-	kvt_test_equal(serve(0, 1), 0);
+	serve(0, 1);
 	kvt_test_store_settled(&sides[0].peer, 2 * PAGES);
 }
 
@@ -339,7 +580,7 @@ TEST_WITH(an_instance_without_the_namespace_goes_on, start_two_narrow, stop_two)
 	await_damage(0, 1);
 	await_withdrawn(0, 1, 3 * PAGE);
 	kvt_test_equal(serve(1, 2), 0);
-	kvt_test_store_settled(&sides[1].peer, PAGES + 3);
+	await_copied(1, PAGES);
 	await_rounds(1, PAGES);
 }
 
@@ -377,7 +618,7 @@ TEST_WITH(a_withdrawal_keeps_no_later_pool_from_being_copied, start_late, stop_t
 	kill(sides[1].daemon.pid, SIGCONT);
 	while (!kvt_test_peer_try(&sides[1].peer, &more[0]))
 		;
-	kvt_test_store_settled(&sides[1].peer, PAGES);
+	await_copied(1, PAGES);
 	kvt_test_equal(serve(0, 2), N - PAGE); /* loaded */
 }
 

@@ -804,6 +804,48 @@ TEST_WITH(what_is_dropped_after_a_failure_is_not_found_by_a_start, start, stop)
 	assert_false(comes_back(2));
 }
 
+/* Also one that is being written, and where names were not: headers tell what was dropped. */
+TEST_WITH(what_was_copied_since_a_time_is_dropped_for_all_starts, start, stop)
+{
+	uint32_t old, young;
+
+	for (uint32_t orderly = 0; orderly < 2; orderly++) {
+		store_pages(1, 8);
+		old = put(2);
+		young = put(7); /* right, as far as the memory knows */
+		assert_true(leave(put(9)));
+		kvt_file_forget(file, COPIED + 5);
+		assert_true(tier.index.entries[old].kept);
+		assert_false(tier.index.entries[young].kept);
+		settle();
+		assert_int_equal(slot_of(9), 0);
+		assert_true(leave(young)); /* written again, it counts */
+		settle();
+		close_file(orderly);
+		assert_int_equal(open_file(), 0);
+		for (uint32_t i = 1; i <= 9; i++)
+			assert_int_equal(slot_of(i) != 0, i < 5 || i == 7 || (orderly && i == 9));
+		assert_true(comes_back(4));
+		assert_true(comes_back(7));
+	}
+}
+
+TEST_WITH(a_page_of_an_unknown_time_is_dropped, start, stop)
+{
+	uint32_t entry = put(1);
+
+	tier.index.entries[entry].time = 0;
+	assert_true(leave(entry));
+	settle();
+	kvt_index_drop(&tier.index, entry);
+	assert_int_not_equal(slot_of(1), 0);
+	kvt_file_forget(file, UINT32_MAX);
+	assert_int_equal(slot_of(1), 0);
+	close_file(false);
+	assert_int_equal(open_file(), 0);
+	assert_int_equal(slot_of(1), 0);
+}
+
 TEST_WITH(a_start_tells_the_epoch_that_its_pages_are_of, start, stop)
 {
 	static const uint64_t one[2] = { 1, 2 }, other[2] = { 1, 3 };
@@ -891,7 +933,7 @@ TEST_WITH(a_file_that_is_none_of_a_store_is_refused, start_closed, stop)
 		unlink(path);
 		close(open(path, O_WRONLY | O_CREAT, 0600));
 		if (i == 2)
-			memcpy(text, "KVTFILE\0\5", 9); /* of this version */
+			memcpy(text, "KVTFILE\0\6", 9); /* of this version */
 		damage(0, text, bytes);
 		must_say(i == 2 ? -EIO : -EDOM, i == 2 ? "damaged" : "no file of a store");
 		assert_int_equal(stat(path, &there), 0);

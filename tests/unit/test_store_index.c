@@ -501,3 +501,129 @@ TEST(a_page_that_comes_has_its_name_and_is_not_found)
 	assert_int_equal(n, ENTRIES);
 	kvt_index_destroy(&index);
 }
+
+/* ---- forgetting a page and what is behind it: against a look at each path */
+
+#define SINCE 5u
+
+static uint32_t time_of[NAMES];
+static bool lost_front[NAMES]; /* it has one, and that is not here */
+
+/* True if a page is behind another one, is it, or may be. */
+static bool may_be_behind(uint32_t i, uint32_t page)
+{
+	for (; i != page && front_of[i]; i = front_of[i] - 1)
+		;
+	return i == page || lost_front[i];
+}
+
+static void put_tree(struct kvt_index *index)
+{
+	for (uint32_t i = 0; i < ENTRIES; i++) {
+		struct kvt_chain page = name(i);
+		uint32_t entry = kvt_index_take(index);
+		struct kvt_index_entry *e = &index->entries[entry];
+
+		front_of[i] = i && rand() % 8 ? 1 + (uint32_t)rand() % i : 0;
+		lost_front[i] = !front_of[i] && rand() % 4 == 0;
+		time_of[i] = (uint32_t)rand() % (2 * SINCE);
+		entry_of[i] = entry;
+		state_of[i] = rand() % 6 ? FOUND : COMES;
+		pins[i] = rand() % 6 == 0;
+		kvt_index_expect(index, entry, &page, front_of[i] ? entry_of[front_of[i] - 1] : 0);
+		e->first = !front_of[i] && !lost_front[i];
+		e->time = time_of[i];
+		if (state_of[i] == FOUND)
+			assert_true(kvt_index_arrive(index, entry));
+		if (pins[i])
+			kvt_index_pin(index, entry);
+	}
+}
+
+/* Check what was forgotten, and what stays without its front. */
+static void check_forgotten(const struct kvt_index *index, uint32_t root, uint32_t stays)
+{
+	uint32_t n_found = 0;
+
+	for (uint32_t i = 0; i < ENTRIES; i++) {
+		bool is_old = time_of[i] > 0 && time_of[i] < SINCE;
+		bool there = state_of[i] == FOUND &&
+			     (is_old || i == stays || !may_be_behind(i, root));
+		struct kvt_chain page = name(i);
+		uint32_t front = index->entries[entry_of[i]].front;
+
+		assert_int_equal(kvt_index_look(index, &page), there ? entry_of[i] : 0);
+		n_found += there;
+		if (there && front)
+			assert_true(kvt_index_is_found(index, front));
+	}
+	assert_int_equal(index->n_found, n_found);
+}
+
+/* End all that is under way, take what is left, and have each entry once. */
+static void take_all(struct kvt_index *index)
+{
+	bool seen[ENTRIES + 1] = { false };
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < ENTRIES; i++) {
+		if (state_of[i] == COMES)
+			assert_false(kvt_index_arrive(index, entry_of[i]));
+		if (pins[i])
+			kvt_index_unpin(index, entry_of[i]);
+		pins[i] = 0;
+	}
+	for (uint32_t entry; (entry = kvt_index_take(index)) != 0; n++) {
+		assert_false(seen[entry]);
+		seen[entry] = true;
+	}
+	assert_int_equal(n, ENTRIES);
+}
+
+TEST(what_was_copied_behind_a_page_since_a_time_is_forgotten)
+{
+	struct kvt_index index;
+
+	srand(9);
+	for (uint32_t run = 0; run < 3000; run++) {
+		/* Some of the last ones are not here. */
+		uint32_t root = (uint32_t)rand() % (ENTRIES + 4);
+		uint32_t stays = (uint32_t)rand() % ENTRIES;
+		struct kvt_chain page = name(root);
+
+		assert_int_equal(kvt_index_init(&index, ENTRIES), 0);
+		put_tree(&index);
+		stays = state_of[stays] == FOUND ? stays : NAMES;
+		kvt_index_forget(&index, kvt_index_look(&index, &page), SINCE,
+				 stays < NAMES ? entry_of[stays] : 0);
+		check_forgotten(&index, root, stays);
+		take_all(&index);
+		kvt_index_destroy(&index);
+	}
+}
+
+/* So that it stays as long as what is behind it again. */
+TEST(a_page_that_stays_without_its_front_finds_it_again)
+{
+	struct kvt_chain page = name(1), behind = name(2);
+	uint32_t entry, front;
+	struct kvt_index index;
+
+	assert_int_equal(kvt_index_init(&index, 4), 0);
+	front = kvt_index_take(&index);
+	kvt_index_publish(&index, front, &page, 0);
+	index.entries[front].time = SINCE;
+	entry = kvt_index_take(&index);
+	kvt_index_publish(&index, entry, &behind, front);
+	index.entries[entry].time = SINCE - 1;
+	kvt_index_forget(&index, front, SINCE, 0);
+	assert_int_equal(kvt_index_find(&index, &page), 0);
+	assert_int_equal(kvt_index_find(&index, &behind), entry);
+	front = kvt_index_take(&index);
+	kvt_index_publish(&index, front, &page, 0);
+	kvt_index_join(&index, entry, front);
+	kvt_index_touch(&index, front);
+	assert_int_equal(index.oldest, entry);
+	assert_int_equal(index.youngest, entry);
+	kvt_index_destroy(&index);
+}

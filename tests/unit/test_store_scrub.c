@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which page is read next, and what counts as damage, against a feed that is this test's. */
 #include <string.h>
+#include <time.h>
 
 #include "kvtrunk_feed.h"
 #include "store/scrub.h"
@@ -116,6 +117,7 @@ TEST_WITH(one_of_eight_new_pages_is_read_again_soon, start, stop)
 /* One bit, in the second slab. */
 TEST_WITH(a_changed_page_is_told_of_once_with_its_pieces, start, stop)
 {
+	uint32_t before = (uint32_t)time(NULL), sums[4];
 	struct kvt_damage damage;
 
 	seal(7);
@@ -128,6 +130,11 @@ TEST_WITH(a_changed_page_is_told_of_once_with_its_pieces, start, stop)
 	assert_int_equal(damage.n_pieces, 1);
 	assert_int_equal(damage.first, 3);
 	assert_int_equal(damage.last, 3);
+	memory[1][PAGES * BYTES / 2 + 7 * BYTES / 2 + 5] ^= 8; /* as it was */
+	kvt_slabs_sum(&slabs, 7, NULL, sums);
+	assert_memory_equal(damage.first_sums, sums, sizeof(sums));
+	memory[1][PAGES * BYTES / 2 + 7 * BYTES / 2 + 5] ^= 8;
+	assert_true(damage.right_s >= before && damage.right_s <= (uint32_t)time(NULL));
 	assert_int_equal(read_right(), 7);
 	assert_int_equal(scrub.damaged, 1);
 	assert_int_equal(scrub.scrubbed, 3);

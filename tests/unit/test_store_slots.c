@@ -86,12 +86,15 @@ static void restart(struct kvt_slots *slots)
 {
 	struct kvt_slot_name blocks[2][KVT_SLOTS_GROUP];
 	uint64_t first = slots->first, number = slots->next_number;
+	struct kvt_slots_cut cuts[KVT_SLOTS_CUTS];
 	uint64_t youngest = 0;
 
 	for (uint32_t group = 0; group < 2; group++)
 		kvt_slots_seal(slots, group, blocks[group]);
+	memcpy(cuts, slots->cuts, sizeof(cuts));
 	kvt_slots_destroy(slots);
 	assert_int_equal(kvt_slots_init(slots, SLOTS), 0);
+	memcpy(slots->cuts, cuts, sizeof(cuts));
 	memcpy(slots->names, blocks, sizeof(blocks));
 	slots->first = first;
 	for (uint32_t group = 0; group < 2; group++) {
@@ -184,4 +187,49 @@ TEST(of_two_slots_with_a_page_the_younger_has_it_and_wrong_names_have_none)
 		assert_int_equal(slots.n_failed, 0);
 		kvt_slots_destroy(&slots);
 	}
+}
+
+/* More cuts than there is room for: those that became one may drop more, and nothing comes back. */
+TEST(what_was_cut_counts_no_more_and_what_is_written_later_does)
+{
+	enum { CUTS = 3 * KVT_SLOTS_CUTS };
+	struct kvt_slots slots;
+	uint64_t before[CUTS];
+	uint32_t since[CUTS];
+
+	start(&slots);
+	srand(3);
+	for (uint32_t cut = 0; cut < CUTS; cut++) {
+		slots.next_number += 10;
+		before[cut] = slots.next_number;
+		since[cut] = 100 + (uint32_t)rand() % 100;
+		assert_true(kvt_slots_counts(&slots, before[cut] - 1, since[cut]));
+		kvt_slots_cut_since(&slots, since[cut]);
+		assert_false(kvt_slots_counts(&slots, before[cut] - 1, since[cut]));
+		assert_false(kvt_slots_counts(&slots, before[cut] - 1, 0));
+		assert_true(kvt_slots_counts(&slots, before[cut] - 1, since[cut] - 1));
+		assert_true(kvt_slots_counts(&slots, before[cut], since[cut]));
+		for (uint32_t i = 0; i <= cut; i++)
+			assert_false(kvt_slots_counts(&slots, before[i] - 1, since[i]));
+	}
+	kvt_slots_destroy(&slots);
+}
+
+TEST(what_was_cut_is_not_found_by_a_start)
+{
+	struct kvt_slots slots;
+
+	start(&slots);
+	for (uint32_t i = 1; i < 20; i++)
+		put(&slots, i); /* copied at i */
+	kvt_slots_cut_since(&slots, 10);
+	put(&slots, 30);
+	restart(&slots);
+	for (uint32_t i = 1; i < NAMES; i++) {
+		struct kvt_chain page = name(i);
+
+		assert_int_equal(kvt_slots_find(&slots, &page) != 0, i < 10 || i == 30);
+	}
+	assert_int_equal(slots.n_found, 10);
+	kvt_slots_destroy(&slots);
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "store/tier.h"
 #include "tests/lib/cases.h"
@@ -460,6 +461,7 @@ static int below_read(void *self, const struct kvt_chain *page, uint32_t entry)
 	if (n_reads - n_ended == 2)
 		return -EAGAIN;
 	memset(kvt_tier_record(&tier, entry), page->digest[0], 2 * BYTES);
+	tier.index.entries[entry].time = 0;
 	reads[n_reads++] = entry;
 	return 0;
 }
@@ -661,4 +663,48 @@ TEST_WITH(what_is_too_old_is_not_found_until_it_is_cached_again, start, stop)
 		;
 	assert_int_equal(tier.index.n_found, 0);
 	tier.max_age_s = 0;
+}
+
+/* A copy on its way may be of a page that was computed from a damaged one. */
+TEST_WITH(after_a_withdrawal_no_copy_is_found_that_began_before, start, stop)
+{
+	struct kvt_chain first;
+	struct kvt_copy copy;
+
+	store_at(0, (uint32_t[]){ 1, 2 }, 2, 100);
+	assert_int_equal(copy_all(), 2);
+	store_at(2, (uint32_t[]){ 3 }, 1, 100 + 2 * PS);
+	name_of(100, 0, &first);
+	assert_int_equal(kvt_copy_begin(&tier, &known, &slabs, &share, &jobs, &copy), 1);
+	assert_int_equal(kvt_tier_forget(&tier, &first, UINT32_MAX, 0), 0);
+	assert_false(kvt_copy_end(&tier, &known, &share, &copy, true));
+	assert_int_not_equal(find(100, 1), 0);
+	assert_int_equal(find(100, 2), 0);
+	known.sweep_at = 1;
+	assert_int_equal(copy_all(), 0); /* this pool may have it still */
+	share.withdrawn = tier.withdrawals;
+	assert_int_equal(copy_all(), 1);
+	assert_int_not_equal(find(100, 2), 0);
+	assert_int_equal(kvt_tier_forget(&tier, &first, 0, find(100, 1)), 2);
+	assert_int_equal(find(100, 0), 0);
+	assert_int_not_equal(find(100, 1), 0);
+	assert_int_equal(find(100, 2), 0);
+	/* The page that stays is behind its front again, once that is copied. */
+	share.withdrawn = tier.withdrawals;
+	change(KVT_FEED_REMOVED, 3);
+	store_at(0, (uint32_t[]){ 4, 5 }, 2, 100);
+	assert_int_equal(copy_all(), 1);
+	assert_int_equal(tier.index.entries[find(100, 1)].front, find(100, 0));
+}
+
+/* By another host, and not later. */
+TEST_WITH(a_page_without_a_time_was_copied_when_it_came, start_below, stop)
+{
+	struct kvt_chain page = below_page(1);
+	uint32_t now = (uint32_t)time(NULL);
+
+	assert_int_equal(kvt_tier_bring(&tier, &page, NULL), -EINPROGRESS);
+	while (kvt_tier_arrivals(&tier))
+		;
+	assert_true(tier.index.entries[kvt_index_find(&tier.index, &page)].time >= now);
 }
