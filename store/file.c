@@ -321,6 +321,15 @@ static bool is_old(const struct kvt_file *file, uint32_t slot)
 	return kvt_tier_is_old(file->tier, kvt_slots_time(&file->slots, slot));
 }
 
+/* True if a page that came was here before, and what is in front of it came back, too: by the ghost
+ * alone one of 100 pages did, and so most long paths. */
+static bool came_back(const struct kvt_file *file, const struct kvt_index_entry *e,
+		      const struct kvt_chain *page)
+{
+	return (e->first || file->tier->index.entries[e->front].used) &&
+	       (e->kept || kvt_ghost_has(&file->ghost, page));
+}
+
 static void entered(void *self, uint32_t entry)
 {
 	struct kvt_file *file = self;
@@ -336,7 +345,7 @@ static void entered(void *self, uint32_t entry)
 		kvt_slots_use(&file->slots, slot);
 		e->kept = 1;
 	}
-	e->used |= kvt_ghost_has(&file->ghost, &page);
+	e->used |= came_back(file, e, &page);
 }
 
 void kvt_file_write_names(struct kvt_file *file)

@@ -335,6 +335,25 @@ TEST_WITH(with_a_budget_a_page_that_comes_again_counts_as_used, start_closed, st
 	assert_int_equal(tier.index.entries[put(2)].used, 0);
 }
 
+/* The ghost takes some pages for others, and more of them on a long path than there are paths. */
+TEST_WITH(with_a_budget_a_page_comes_again_behind_a_front_that_did, start_closed, stop)
+{
+	uint32_t front, entry;
+
+	options.write_bytes = 1;
+	assert_int_equal(open_file(), 0);
+	entry = put(2);
+	assert_false(leave(entry)); /* the ghost has it, and not its front */
+	kvt_index_drop(&tier.index, entry);
+	front = put(1);
+	entry = put_behind(2, front);
+	assert_int_equal(tier.index.entries[entry].used, 0);
+	kvt_index_drop(&tier.index, entry);
+	tier.index.entries[front].used = 1;
+	entry = put_behind(2, front);
+	assert_int_equal(tier.index.entries[entry].used, 1);
+}
+
 TEST_WITH(a_full_file_writes_over_its_oldest_page, start, stop)
 {
 	assert_int_equal(file->slots.n, SLOTS);
