@@ -3,6 +3,7 @@
  * makes it bad from then on:
  *
  *     never-ready   it sends no READY
+ *     old           its READY is that of version 1, which had no kind
  *     exit          it ends instead of answering a GET
  *     silent        it answers nothing
  *     closed        it answers EXISTS only, and all pages exist
@@ -161,8 +162,12 @@ int main(int argc, char **argv)
 
 	if (argc != 2 || (folder = argv[1], take_memory() != 0))
 		return 2;
+	if (is_bad("old")) {
+		ready.head.version = 1;
+		ready.head.bytes = sizeof(ready.head);
+	}
 	if (!is_bad("never-ready"))
-		send(STDIN_FILENO, &ready, sizeof(ready), MSG_NOSIGNAL);
+		send(STDIN_FILENO, &ready, ready.head.bytes, MSG_NOSIGNAL);
 	while (recv(STDIN_FILENO, &request, sizeof(request), 0) > 0)
 		serve(&request);
 	return 0;

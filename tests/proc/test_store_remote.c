@@ -79,6 +79,15 @@ static int start_behind_a_gate(void **state)
 	return 0;
 }
 
+static int start_with_old_helpers(void **state)
+{
+	make_folder();
+	make_bad("old");
+	begin_side(&a, NULL, "60000", NULL);
+	begin_side(&b, NULL, "60000", NULL);
+	return 0;
+}
+
 static int start_impatient(void **state)
 {
 	return start_with(NULL, "4");
@@ -185,6 +194,17 @@ TEST_WITH(kvtctl_tells_of_a_helper_that_is_not_ready, start_behind_a_gate, stop)
 	while (kvt_test_store_status(&a.peer).helper_starts == 0)
 		;
 	must_tell("not ready: the store.s log says why");
+}
+
+/* It is asked nothing, and tried again. */
+TEST_WITH(a_helper_of_another_version_is_ended_and_named, start_with_old_helpers, stop)
+{
+	kvt_test_check(kvt_test_store_await(&a.store, "is of another version: install kvtstored "
+					    "and it from one release"));
+	kvt_test_equal(kvt_test_store_status(&a.peer).helper_ready, 0);
+	make_good("old");
+	kvt_test_check(kvt_test_store_await(&a.store, "the helper is ready"));
+	kvt_test_equal(kvt_test_store_status(&a.peer).helper_ready, 1);
 }
 
 TEST_WITH(what_was_copied_before_a_helper_is_ready_is_stored, start_behind_a_gate, stop)
