@@ -27,6 +27,7 @@
 #define FILE_BYTES (SLOTS * SLOT_BYTES + 2 * KVT_FILE_BLOCK) /* one group */
 
 static char directory[TEST_FOLDER_BYTES], path[96];
+static uint32_t ram_pages = RAM_PAGES;
 static struct kvt_tier tier;
 static struct kvt_file *file;
 static struct kvt_error why;
@@ -45,7 +46,7 @@ static int open_file(void)
 {
 	int rc;
 
-	assert_int_equal(kvt_tier_init(&tier, RAM_PAGES * RECORD, RECORD, 0), 0);
+	assert_int_equal(kvt_tier_init(&tier, ram_pages * RECORD, RECORD, 0), 0);
 	file = NULL;
 	rc = kvt_file_open(&file, &tier, &options, &why);
 	if (rc != 0)
@@ -930,6 +931,162 @@ TEST_WITH(a_size_can_be_changed_and_the_change_be_cut_short, start_many, stop)
 		assert_int_equal(file->slots.n, sizes[i]);
 	}
 	assert_int_equal(file->bad, 0);
+}
+
+/* ---- a disk that is slower than prompts come */
+
+#define PROMPTS 48u
+#define LENGTH 12u  /* pages of a prompt */
+#define TOGETHER 4u /* requests that are served in turns */
+#define REQUESTS 1500u
+#define TURN 24u /* pages that are computed while the disk ends what it has: two */
+
+struct request {
+	uint32_t prompt, n; /* pages served */
+	bool computes, computes_alone; /* with the file, with memory alone */
+};
+
+static struct kvt_index alone; /* of as much memory */
+static uint32_t hits, hits_alone, n_computed;
+
+/* Page i of a prompt. Two prompts share their first third. */
+static uint32_t number_of(uint32_t prompt, uint32_t i)
+{
+	return 1 + (i < LENGTH / 3 ? prompt / 2 * 2 : prompt) * LENGTH + i;
+}
+
+static uint32_t find_in(const struct kvt_index *index, uint32_t prompt, uint32_t i)
+{
+	struct kvt_chain page = name(number_of(prompt, i));
+
+	return kvt_index_find(index, &page);
+}
+
+/* Give a page an entry, behind its front. */
+static uint32_t publish(struct kvt_index *index, uint32_t entry, uint32_t prompt, uint32_t i)
+{
+	struct kvt_chain page = name(number_of(prompt, i));
+
+	kvt_index_publish(index, entry, &page, i ? find_in(index, prompt, i - 1) : 0);
+	index->entries[entry].first = i == 0;
+	return entry;
+}
+
+static void serve_alone(struct request *request)
+{
+	uint32_t entry = find_in(&alone, request->prompt, request->n);
+
+	request->computes_alone |= !entry;
+	hits_alone += !request->computes_alone;
+	if (entry)
+		kvt_index_touch(&alone, entry);
+	else
+		publish(&alone, kvt_index_take(&alone), request->prompt, request->n);
+}
+
+/* Bring a page from the file. False: it is not there. */
+static bool load(uint32_t prompt, uint32_t i)
+{
+	struct kvt_chain page = name(number_of(prompt, i)), front = name(number_of(prompt, i - 1));
+	int64_t entry;
+
+	while ((entry = kvt_tier_bring(&tier, &page, i ? &front : NULL)) == -EINPROGRESS ||
+	       entry == -EAGAIN || entry == 0)
+		settle();
+	if (entry > 0)
+		kvt_tier_unpin(&tier, (uint32_t)entry, true);
+	return entry > 0;
+}
+
+/* Compute a page: others leave for it, as for a copy. */
+static void compute(uint32_t prompt, uint32_t i)
+{
+	const struct kvt_index *index = &tier.index;
+	uint32_t entry;
+
+	while (!index->first_free && index->oldest != index->youngest && leave(index->oldest))
+		;
+	entry = publish(&tier.index, kvt_index_take(&tier.index), prompt, i);
+	memset(kvt_tier_record(&tier, entry), (int)i, RECORD);
+	kvt_crc32c_quarters(kvt_tier_record(&tier, entry), RECORD, kvt_tier_crcs(&tier, entry));
+	tier.below[0].entered(file, entry);
+	if (++n_computed % TURN)
+		return;
+	file->writer.budget.left = 2 * SLOT_BYTES;
+	kvt_tier_arrivals(&tier);
+}
+
+static void serve(struct request *request)
+{
+	uint32_t prompt = request->prompt, i = request->n, entry = find_in(&tier.index, prompt, i);
+
+	if (entry)
+		kvt_index_touch(&tier.index, entry);
+	else if (request->computes || !load(prompt, i))
+		request->computes = true;
+	if (!find_in(&tier.index, prompt, i))
+		compute(prompt, i);
+	hits += !request->computes;
+	serve_alone(request);
+	request->n++;
+}
+
+/* Check that of each prompt the file has nothing behind a page that is nowhere. */
+static void check_reachable(void)
+{
+	for (uint32_t prompt = 0; prompt < PROMPTS; prompt++) {
+		bool missing = false;
+
+		for (uint32_t i = 0; i < LENGTH; i++) {
+			bool stored = slot_of(number_of(prompt, i)) != 0;
+
+			assert_false(stored && missing);
+			missing |= !stored && !find_in(&tier.index, prompt, i);
+		}
+	}
+}
+
+static int start_slow(void **state)
+{
+	int rc = start_closed(state);
+
+	if (rc != 0)
+		return rc;
+	ram_pages = 64;
+	options.write_bytes = 1; /* two pages at once, more when this test says so */
+	options.bytes = 2 * PROMPTS * LENGTH * SLOT_BYTES;
+	rc = open_file();
+	ram_pages = RAM_PAGES;
+	return rc;
+}
+
+TEST_WITH(a_slow_disk_costs_no_hits_and_all_it_has_can_be_reached, start_slow, stop)
+{
+	struct request running[TOGETHER];
+	uint32_t n = 0;
+
+	srand(11);
+	hits = hits_alone = n_computed = 0;
+	assert_int_equal(kvt_index_init(&alone, tier.index.n_entries), 0);
+	for (uint32_t i = 0; i < TOGETHER; i++)
+		running[i].n = LENGTH;
+	for (uint32_t turn = 0; n < REQUESTS; turn++) {
+		struct request *request = &running[turn % TOGETHER];
+
+		if (request->n == LENGTH) { /* some prompts come more often */
+			uint32_t most = 1 + (uint32_t)rand() % PROMPTS;
+
+			*request = (struct request){ .prompt = (uint32_t)rand() % most };
+			n++;
+		}
+		serve(request);
+		if (turn % 64 == 0)
+			check_reachable();
+	}
+	assert_true(kvt_file_count(file).unpaid + kvt_file_count(file).dropped > 0);
+	assert_true(hits > hits_alone);
+	print_message("%u of %u pages hit, %u with memory alone\n", hits, n * LENGTH, hits_alone);
+	kvt_index_destroy(&alone);
 }
 
 /* ---- what is refused, and left as it is */
