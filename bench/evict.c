@@ -7,6 +7,7 @@
  * Inputs: none; it makes its own trees. Invariant: the floor's records are as warm in the caches as
  * the leaves. Caller: main.c.
  */
+#include "kvtrunk_wire_arena.h"
 #include "bench/bench.h"
 
 #include <stdio.h>

@@ -6,6 +6,7 @@
  * Inputs: a target, a trace. Invariant: a prefix in struct bench_tree is wholly cached. Caller:
  * main.c. */
 
+#include "kvtrunk_wire_admin.h"
 #include "bench/bench.h"
 
 #include <errno.h>

@@ -9,6 +9,7 @@
  * main.c.
  */
 
+#include "kvtrunk_wire_segment.h"
 #include "daemon/start.h"
 
 #include <errno.h>

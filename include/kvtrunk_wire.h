@@ -19,7 +19,7 @@
  *
  * Its parts: kvtrunk_wire_arena.h; kvtrunk_wire_operations.h, entries and completions;
  * kvtrunk_wire_segment.h, segment and mirror; kvtrunk_wire_feed.h, the feed;
- * kvtrunk_wire_control.h and kvtrunk_wire_admin.h, messages.
+ * kvtrunk_wire_control.h and kvtrunk_wire_admin.h, messages; kvtrunk_wire_counts.h.
  *
  * All integers are little endian; kvtrunk does not build for another byte order. Every structure
  * has a fixed size that a static assertion holds. kvt_abi_layout() folds sizes and offsets into one
@@ -37,19 +37,10 @@
 #include "kvtrunk_wire_arena.h"
 #include "kvtrunk_wire_base.h"
 #include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_counts.h"
 #include "kvtrunk_wire_feed.h"
 #include "kvtrunk_wire_operations.h"
 #include "kvtrunk_wire_segment.h"
-
-/** Fold numbers into one: FNV-1a, computed at compile time. */
-static inline uint64_t kvt_layout_fold(const uint32_t *facts, size_t n)
-{
-	uint64_t hash = 0xcbf29ce484222325ull;
-
-	for (size_t i = 0; i < n; i++)
-		hash = (hash ^ facts[i]) * 0x100000001b3ull;
-	return hash;
-}
 
 /** One number that changes when a structure that clients and the daemon share does: sizes,
  * alignments, and the offsets that a change of order would move. */

@@ -7,6 +7,9 @@
  * The ABI number, and what all shared structures rest on.
  */
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include "kvtrunk_types.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -23,5 +26,15 @@
  * and Arm server cores have 128-byte granules, so 64 would still ping-pong. */
 #define KVT_LINE 128
 #define KVT_ALIGNED(n) __attribute__((aligned(n)))
+
+/** Fold numbers into one: FNV-1a, computed at compile time. */
+static inline uint64_t kvt_layout_fold(const uint32_t *facts, size_t n)
+{
+	uint64_t hash = 0xcbf29ce484222325ull;
+
+	for (size_t i = 0; i < n; i++)
+		hash = (hash ^ facts[i]) * 0x100000001b3ull;
+	return hash;
+}
 
 #endif

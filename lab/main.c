@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_client.h"
 #include "lab/analyze/analyze.h"
 #include "lab/chaos/chaos.h"
 #include "lab/replay/replay.h"

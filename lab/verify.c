@@ -5,6 +5,7 @@
  * Inputs: a log file. Invariant: reads only; the first disagreement ends the run. Caller:
  * lab/main.c. */
 
+#include "kvtrunk_client.h"
 #include "lab/verify.h"
 
 #include <errno.h>

@@ -2,6 +2,8 @@
 
 /* Answers: what a completion says, and giving back what late ones bring. */
 
+#include "kvtrunk_operations.h"
+#include "kvtrunk_wire_segment.h"
 #include "libclient/answer.h"
 
 #include <string.h>

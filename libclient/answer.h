@@ -4,6 +4,8 @@
 
 #include "libclient/state.h"
 
+struct kvt_result;
+
 /** Make a row of KVT_OPS() the case of a switch. It runs the row's W() for each word of the answer
  * in `cqe`, which lies at `words`. */
 #define KVT_ANSWER_CASE(NAME, name, takes, flags, list, answer)                                   \

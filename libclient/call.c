@@ -2,6 +2,7 @@
 
 /* Calls: submit, wait, take the answer. */
 
+#include "kvtrunk_operations.h"
 #include "libclient/call.h"
 
 #include <string.h>

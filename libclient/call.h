@@ -4,6 +4,9 @@
 
 #include "libclient/wait.h"
 
+struct kvt_request;
+struct kvt_result;
+
 /** Submit and wait. `seq`: the sequence whose table a late answer changes, or NULL. On success the
  * caller releases the result. */
 int kvt_client_call(struct kvt_client *client, const struct kvt_request *request,

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kvtrunk_operations.h"
 #include "libclient/client.h"
 
 #include "libclient/area.h"

@@ -5,6 +5,8 @@
  * failure every descriptor and mapping is given back and `error` says why.
  */
 
+#include "kvtrunk_keys.h"
+#include "kvtrunk_wire.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/fetch.h"

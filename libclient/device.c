@@ -21,6 +21,8 @@
 #include <unistd.h>
 
 #include "kvt_cuda.h"
+#include "kvtrunk_operations.h"
+#include "kvtrunk_pool.h"
 
 struct kvt_device_mapping {
 	struct kvt_device_mapping *next;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "kvtrunk_operations.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 

@@ -4,6 +4,8 @@
 
 #include "libclient/state.h"
 
+struct kvt_result;
+
 /** Record a failure for kvt_client_error() and return its code. */
 int kvt_client_fail(struct kvt_client *client, int code, int reason, const char *format, ...)
 	__attribute__((format(printf, 4, 5), cold));

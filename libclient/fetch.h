@@ -4,6 +4,8 @@
 
 #include "libclient/state.h"
 
+struct kvt_request;
+
 /** Note where the store of this client would be. `path` NULL: beside the daemon's socket; "": there
  * is none. Without memory for it there is none, too. */
 void kvt_client_store_at(struct kvt_client *client, const char *path, int64_t wait_ns);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kvtrunk_group.h"
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"

@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_client.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
 

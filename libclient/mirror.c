@@ -7,6 +7,8 @@
  * The death of the waker wakes nobody, so it sleeps in slices and looks at the group between them.
  */
 
+#include "kvtrunk_group.h"
+#include "kvtrunk_wire_segment.h"
 #include "libclient/mirror.h"
 
 #include <limits.h>

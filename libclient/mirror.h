@@ -8,7 +8,11 @@
  * bytes are not trusted: a lie is -EBADMSG or a wrong message, never an access out of bounds.
  */
 
-#include "kvtrunk_wire.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvt_mirror;
 
 /** Zeroed, `shared` NULL: there is no mirror. */
 struct kvt_mirror_end {

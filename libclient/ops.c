@@ -5,6 +5,9 @@
  * are sent again after a restart of the daemon, with the same cookie.
  */
 
+#include "kvtrunk_operations.h"
+#include "kvtrunk_pool.h"
+#include "kvtrunk_wire_admin.h"
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/control.h"

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "kvtrunk_pool.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 #include "libclient/pool.h"

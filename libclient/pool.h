@@ -4,6 +4,8 @@
 
 #include "libclient/state.h"
 
+struct kvt_pool;
+
 /** Describe a mapped slab. */
 void kvt_client_describe_pool(const struct kvt_client *client, uint32_t slab, void *base,
 			      struct kvt_pool *ret_pool);

@@ -3,6 +3,7 @@
 /* The arena, read by the client itself: kvt_probe(), counters, and calls that send only the keys
  * that a probe did not find. */
 
+#include "kvtrunk_operations.h"
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"

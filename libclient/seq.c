@@ -7,6 +7,7 @@
  * daemon once and in order. After -ESTALE the sequence computes on alone and shares nothing.
  */
 
+#include "kvtrunk_sequences.h"
 #include "libclient/answer.h"
 #include "libclient/call.h"
 #include "libclient/client.h"

@@ -7,6 +7,7 @@
  * so an answer allocates nothing. Callers: seq.c, answer.c.
  */
 
+#include "kvtrunk_sequences.h"
 #include "libclient/sides.h"
 
 #include <stdlib.h>

@@ -17,7 +17,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_client.h"
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_operations.h"
 #include "libclient/area.h"
 #include "libclient/mirror.h"
 #include "shm/arena.h"

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "kvtrunk.h"
+struct kvt_client;
 
 /** Protocol steps at which a test build (-DKVT_TEST_STEPS) calls kvt_client_step_hook, in the order
  * in which one call passes them. X(enumerator, name). The last group is one step for each

@@ -21,6 +21,8 @@
 #include <unistd.h>
 
 #include "kvt_cuda.h"
+#include "kvtrunk_pool.h"
+#include "kvtrunk_wire_segment.h"
 #include "shm/atomic.h"
 
 #define STREAM_LEGACY ((void *)1) /* the null stream */

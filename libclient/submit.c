@@ -2,6 +2,7 @@
 
 /* Entries: what an operation asks for, written into the ring. */
 
+#include "kvtrunk_operations.h"
 #include "libclient/submit.h"
 
 #include <errno.h>

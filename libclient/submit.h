@@ -4,6 +4,8 @@
 
 #include "libclient/state.h"
 
+struct kvt_request;
+
 /** Submit one entry; its slot gets `state`. `waits`: the caller waits for the answer, and a refusal
  * comes before the fence. -EAGAIN without a text: no room; the caller decides what that means. */
 int kvt_client_put(struct kvt_client *client, const struct kvt_request *request,

@@ -8,7 +8,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_group.h"
+#include "kvtrunk_operations.h"
+#include "kvtrunk_wire_admin.h"
 #include "libclient/answer.h"
 #include "libclient/call.h"
 #include "libclient/client.h"

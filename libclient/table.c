@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_operations.h"
 #include "libclient/table.h"
 
 /* Detach a sequence from its outstanding answers. */

@@ -5,6 +5,7 @@
  * private copy of the header that passed every check.
  */
 
+#include "kvtrunk_wire.h"
 #include "shm/arena.h"
 
 #include <errno.h>

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "kvtrunk_types.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/atomic.h"
 
 struct kvt_arena_view {

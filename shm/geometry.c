@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_pool.h"
 #include "shm/assert.h"
 
 struct element {

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_types.h"
 
 struct kvt_pool_view; /* kvtrunk.h */
 struct kvt_pool_piece;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "kvtrunk_wire.h"
 #include "shm/ring.h"
 
 #include <errno.h>

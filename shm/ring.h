@@ -15,7 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_operations.h"
+#include "kvtrunk_wire_segment.h"
 #include "shm/atomic.h"
 
 /** Where everything is in the two objects; computed by both sides from four numbers. */

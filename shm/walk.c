@@ -5,6 +5,7 @@
  * was read counts only after its version or generation was read again.
  */
 
+#include "kvtrunk_client.h"
 #include "shm/walk.h"
 
 #include <errno.h>

@@ -22,8 +22,9 @@
 
 #include <stdint.h>
 
-#include "kvtrunk.h"
 #include "shm/arena.h"
+
+struct kvt_handle;
 
 #define KVT_WALK_RESTARTS 8
 

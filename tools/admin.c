@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by kvtctl's commands (admin_*.c): connection, requests, arguments, numbers. A function
  * that fails has printed why, with the command's name; the caller only returns the exit code. */
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 
 #include <errno.h>

@@ -10,8 +10,9 @@
 
 #include <stdbool.h>
 
-#include "kvtrunk.h"
 #include "tools/util.h"
+
+struct kvt_message_admin;
 
 struct kvt_admin {
 	struct kvt_client *client; /* NULL until the first request: arguments are read before */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvtctl page, audit, evict, remove, reset, upgrade, fence. */
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 
 #include <errno.h>

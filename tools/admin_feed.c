@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "kvtrunk_feed.h"
 #include "tools/admin.h"
 
 #define PAUSE_LEAST_NS 1000000

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 #include "tools/records.h"
 #include "tools/store.h"

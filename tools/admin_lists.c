@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 #include "tools/records.h"
 #include "tools/table.h"

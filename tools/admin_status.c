@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_client.h"
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 #include "tools/metrics.h"
 #include "tools/records.h"

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 #include "tools/page_tree.h"
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kvtrunk_client.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
 #include "tools/admin.h"

@@ -4,6 +4,8 @@
  * order come from two tables; docs/metrics.md lists them, and a test compares both.
  */
 
+#include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_arena.h"
 #include "tools/metrics.h"
 
 #include <errno.h>

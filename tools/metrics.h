@@ -12,8 +12,10 @@
  * rates never miss the first increment. Those of a store exist while its socket does.
  */
 
-#include "kvtrunk.h"
 #include "tools/util.h"
+
+struct kvt_admin_status;
+struct kvt_error;
 
 #define KVT_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 

@@ -10,7 +10,7 @@
  * are told only with `labels`. One thread at a time.
  */
 
-#include "kvtrunk.h"
+#include "kvtrunk_wire_admin.h"
 #include "tools/util.h"
 
 #define KVT_PAGE_SAMPLES 361 /* an hour, with the sample that the first difference is to */

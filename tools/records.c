@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "kvtrunk_client.h"
+#include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_arena.h"
 #include "tools/records.h"
 
 #include <errno.h>

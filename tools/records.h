@@ -7,8 +7,13 @@
  * The daemon's tables: how a tool reads them, and what their records say as JSON.
  */
 
-#include "kvtrunk.h"
 #include "tools/util.h"
+
+struct kvt_admin_client;
+struct kvt_admin_namespace;
+struct kvt_admin_status;
+struct kvt_client;
+struct kvt_error;
 
 /** Connect as an observer, without waiting for a daemon. Negative errno with `ret_error`. */
 int kvt_observe(const char *socket_path, const char *label, int64_t timeout_ns,

@@ -23,6 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kvtrunk_client.h"
+#include "kvtrunk_wire_admin.h"
 #include "tools/admin.h"
 #include "tools/records.h"
 #include "tools/table.h"

@@ -14,7 +14,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kvtrunk_wire.h"
 #include "shm/clock.h"
 
 /** Exit codes of every kvtctl command. */

@@ -6,6 +6,7 @@
  * Inputs: the attack_run of scene.c. Invariant: an attack runs until it is killed. Caller: scene.c,
  * through table.c.
  */
+#include "kvtrunk_wire_admin.h"
 #include "bench/attacks/attack.h"
 
 #include <poll.h>

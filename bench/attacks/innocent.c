@@ -15,6 +15,7 @@
  * Inputs: the phase, set by the scene. Invariant: the first error or wrong byte is in `why`.
  * Caller: scene.c.
  */
+#include "kvtrunk_wire_admin.h"
 #include "bench/attacks/attack.h"
 
 #include <errno.h>

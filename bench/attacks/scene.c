@@ -6,6 +6,7 @@
  * Inputs: an attack, the options. Invariants: every process started here has ended at the return; a
  * failure has its reason in the result. Callers: kvtbench attacks, tests/hostile.
  */
+#include "kvtrunk_wire_admin.h"
 #include "bench/attacks/attack.h"
 
 #include <errno.h>

@@ -6,6 +6,7 @@
  * Inputs: the attack_run of scene.c. Invariant: an error tells an attacker to try something else,
  * and never ends the program. Callers: the attacks.
  */
+#include "kvtrunk_wire.h"
 #include "bench/attacks/attack.h"
 
 #include <errno.h>

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtrunk_wire.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/plan.h"
 #include "daemon/core/recover.h"

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "daemon/core/audit.h"
 #include "daemon/core/order.h"
 #include "daemon/core/recover.h"

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_types.h"
 
 #define KVT_MAX_SPACE_LIMITS 16
 

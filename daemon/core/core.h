@@ -16,13 +16,16 @@
 #include <stdint.h>
 
 #include "config.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_counts.h"
 #include "record.h"
 
 struct kvt_core; /* lives at the start of the scratch memory */
 struct kvt_ledger_header; /* the ledger's records: ledger.h */
 struct kvt_session_record;
 struct kvt_member_record;
+struct kvt_admin_namespace;
+struct kvt_admin_page;
+struct kvt_admin_status;
 
 /** Called when a deferred operation takes effect. `cqe->user_data` is the request's. */
 typedef void kvt_core_complete_fn(void *context, uint32_t session, const struct kvt_cqe *cqe);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"

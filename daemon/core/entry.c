@@ -9,6 +9,7 @@
 
 #include <errno.h>
 
+#include "kvtrunk_wire_control.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/state.h"
 

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 #include "daemon/core/state.h"
 
 static bool in_use(const struct kvt_core *core, const struct kvt_member_record *member)

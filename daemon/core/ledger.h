@@ -24,7 +24,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_arena.h"
+#include "kvtrunk_wire_counts.h"
+#include "kvtrunk_wire_operations.h"
 
 #define KVT_LEDGER_MAGIC 0x313047454c54564bull /* "KVTLEG01" */
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/evict.h"

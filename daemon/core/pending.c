@@ -7,6 +7,8 @@
  * run.c, which queues and runs them, and the end of a session, which forgets them. wait.c keeps
  * BEGINs that wait in records of the same kind. */
 
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/pending.h"

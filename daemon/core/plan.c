@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtrunk_wire.h"
 #include "daemon/core/audit.h"
 #include "daemon/core/order.h"
 #include "daemon/core/plan.h"

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "daemon/core/backlog.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/index.h"

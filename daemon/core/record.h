@@ -17,7 +17,7 @@
 
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_operations.h"
 
 enum kvt_record_kind {
 	KVT_REC_OP = 1,        /* sqe was executed: result in cqe (also refusals) */

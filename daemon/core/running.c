@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "daemon/core/running.h"
 #include "daemon/core/state.h"
 

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/page.h"

@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/pending.h"

@@ -3,6 +3,8 @@
  *
  * One loop over signals, the daemon's messages and timers; it waits for no daemon and no client.
  * The store outlives any daemon and ends with the supervisor. Called by main.c. */
+#include "kvtrunk_wire_arena.h"
+#include "kvtrunk_wire_segment.h"
 #include "daemon/keep/supervise.h"
 
 #include <errno.h>

@@ -6,6 +6,7 @@
  * With a tail, its place is noted before it is written, so a successor can cut an unfinished effect
  * off. The first error ends the log. Called by start.c and turn.c. */
 
+#include "kvtrunk_wire.h"
 #include "daemon/log/operations.h"
 
 #include <errno.h>

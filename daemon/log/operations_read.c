@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire.h"
 #include "daemon/log/operations.h"
 #include "daemon/log/operations_format.h"
 #include "shm/assert.h"

@@ -8,7 +8,7 @@
 #include <bsd/sys/queue.h>
 
 #include "daemon/serve/peer.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_admin.h"
 
 struct kvt_daemon;
 struct kvt_member;

@@ -10,6 +10,7 @@
  * by turn.c, timers.c and accept.c.
  */
 
+#include "kvtrunk_wire.h"
 #include "daemon/serve/control.h"
 
 #include <errno.h>

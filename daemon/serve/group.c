@@ -5,6 +5,7 @@
  * its slab of the pool and its own fence words: leases and pages are the session's. Called by
  * control.c. */
 
+#include "kvtrunk_wire_segment.h"
 #include "daemon/serve/group.h"
 
 #include <errno.h>

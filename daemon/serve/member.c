@@ -8,6 +8,7 @@
  * Called by session.c, group.c and adopt.c.
  */
 
+#include "kvtrunk_wire_segment.h"
 #include "daemon/serve/member.h"
 
 #include <errno.h>

@@ -7,7 +7,6 @@
 #include <sys/types.h>
 
 #include "daemon/setup/object.h"
-#include "kvtrunk_wire.h"
 #include "shm/ring.h"
 
 struct kvt_connection;

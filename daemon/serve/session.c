@@ -10,6 +10,7 @@
  * Called by control.c, group.c, adopt.c and turn.c.
  */
 
+#include "kvtrunk_wire_segment.h"
 #include "daemon/serve/session.h"
 
 #include <errno.h>

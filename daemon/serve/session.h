@@ -10,12 +10,13 @@
 #include "daemon/serve/share.h"
 #include "daemon/serve/spin.h"
 #include "daemon/setup/object.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_operations.h"
 #include "shm/ring.h"
 
 struct kvt_connection;
 struct kvt_daemon;
 struct kvt_member;
+struct kvt_message_hello;
 
 /** Holdings of a session at its end. Logged once all of it is returned. */
 struct kvt_session_end {

@@ -9,6 +9,7 @@
  * with sq_need_wakeup set. Called by main.c; the core calls kvt_daemon_complete().
  */
 
+#include "kvtrunk_wire_segment.h"
 #include "daemon/serve/turn.h"
 
 #include <errno.h>

@@ -6,9 +6,10 @@
 #include <stdint.h>
 
 #include "daemon/serve/connection.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_admin.h"
 
 struct kvt_daemon;
+struct kvt_cqe;
 
 /** State that a turn leaves to the next one. Changed by turn.c. */
 struct kvt_turn {

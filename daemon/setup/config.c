@@ -7,6 +7,7 @@
  * code of its own. A configuration is zeroed first and all texts are padded with zeroes: reload
  * compares bytes. Called by command.c, timers.c and admin.c.
  */
+#include "kvtrunk_wire_admin.h"
 #include "daemon/setup/config.h"
 
 #include <bsd/string.h>

@@ -17,7 +17,7 @@
 #include <stdio.h>
 
 #include "daemon/setup/options.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_types.h"
 
 #define KVT_WHY_BYTES 512
 #define KVT_CONFIG_VARIABLE "KVTRUNKD_" /* prefix of our environment variables */
@@ -99,6 +99,7 @@ int kvt_config_sides(const struct kvt_config *config, uint32_t *ret_n,
 		     uint32_t ret_pages[KVT_MAX_SIDES], char why[KVT_WHY_BYTES]);
 
 struct kvt_core_config;
+struct kvt_admin_option;
 /** Parse the option `namespace_pages` into the limits of namespaces; needs to->n_pages. */
 int kvt_config_limits(const struct kvt_config *config, struct kvt_core_config *to,
 		      char why[KVT_WHY_BYTES]);

@@ -16,7 +16,7 @@
 #include <stddef.h>
 
 #include "daemon/setup/config.h"
-#include "kvtrunk_wire.h"
+#include "kvtrunk_types.h"
 
 struct kvt_pool_plan {
 	struct kvt_pool_geometry geometry; /* n_layers 0: not configured */

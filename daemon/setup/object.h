@@ -19,8 +19,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "kvtrunk_wire.h"
-
 #define KVT_OBJECT_NAME_BYTES 128
 
 struct kvt_lock_file {

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_wire_control.h"
 
 struct kvt_pool_backend_ops;
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_operations.h"
 #include "lab/analyze/analyze.h"
 #include "lab/trace/options.h"
 #include "tools/connect.h"

@@ -17,7 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kvtrunk_wire.h"
+#include "kvtrunk_client.h"
+#include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_store.h"
 #include "shm/atomic.h"
 #include "lab/chaos/chaos.h"
 

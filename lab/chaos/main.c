@@ -17,6 +17,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "lab/chaos/chaos.h"
 #include "lab/verify.h"
 #include "shm/atomic.h"

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_operations.h"
 #include "shm/atomic.h"
 #include "lab/replay/replay.h"
 

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "lab/oracle/model.h"
 
 static int need_node(struct kvt_oracle *o, const char *what, uint32_t id,

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kvtrunk_wire_counts.h"
 #include "lab/oracle/oracle.h"
 
 struct model_node {

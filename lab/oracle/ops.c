@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_arena.h"
+#include "kvtrunk_wire_control.h"
 #include "lab/oracle/model.h"
 
 /* The fields of an entry that an operation uses; all others must be 0. */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 
+#include "kvtrunk_wire_control.h"
 #include "lab/oracle/model.h"
 
 int run_refuse(struct kvt_oracle *o, int result, uint32_t reason, uint64_t number)

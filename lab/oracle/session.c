@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "lab/oracle/model.h"
 
 #define SIGNS_OF_PEACE (KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET)

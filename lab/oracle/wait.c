@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
 #include "lab/oracle/model.h"
 
 /* ---- what leases compute ---- */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_arena.h"
 #include "lab/replay/host.h"
 
 #include <errno.h>

@@ -5,6 +5,7 @@
  * Inputs: the command line. Invariant: whatever fails, workers and a daemon of our own are ended
  * before the return. Caller: lab/main.c. */
 
+#include "kvtrunk_wire_admin.h"
 #include "lab/replay/replay.h"
 
 #include <errno.h>

@@ -5,6 +5,7 @@
  * Inputs: where a request stands. Invariant: a page in `own` is private and loose; a COMMIT that
  * takes it clears it. Caller: worker.c. */
 
+#include "kvtrunk_operations.h"
 #include "lab/replay/points.h"
 
 #include <errno.h>

@@ -11,7 +11,7 @@
  * prefix that others know, and every so many pages if asked for. All places are counted in pages.
  */
 
-#include "kvtrunk.h"
+#include "kvtrunk_types.h"
 
 struct kvt_points_rule {
 	uint32_t every; /* pages between two points on the way; 0: none */

@@ -15,7 +15,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_wire_counts.h"
+#include "kvtrunk_wire_store.h"
 #include "lab/replay/private.h"
 #include "lab/trace/trace.h"
 #include "shm/clock.h"

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kvtrunk_fetch.h"
+#include "kvtrunk_pool.h"
 #include "libclient/state.h"
 #include "shm/atomic.h"
 #include "lab/replay/replay.h"

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "kvtrunk_pool.h"
 #include "libclient/state.h"
 #include "libclient/steps.h"
 #include "lab/script/script.h"

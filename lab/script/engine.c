@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
 
 /* ---------------------------------------------------------------- waiting operations */

@@ -9,6 +9,8 @@
 
 #include "lab/script/script.h"
 
+struct kvt_admin_status;
+
 /** The page table of a BEGIN lease according to its answers. Shared by the names bound to them. It
  * outlives the lease: tests use pages of ended leases. */
 struct kvt_script_table {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
 #include "shm/clock.h"
 #include "tools/connect.h"

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
 #include "tools/records.h"
 

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvtrunk.h"
+#include "kvtrunk_operations.h"
 #include "tools/util.h"
 
 /** Most keys or page numbers in one line: a range of 12 letters can name 2^32. It is the most for

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire.h"
 #include "daemon/serve/clock.h"
 #include "daemon/serve/control.h"
 #include "daemon/serve/session.h"

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 #include "daemon/core/core.h"
 #include "shm/assert.h"
 

@@ -19,6 +19,8 @@
 
 #define INSIDE_CLIENTS 16u
 
+#include "kvtrunk_pool.h"
+#include "kvtrunk_wire_admin.h"
 #include "daemon/setup/config.h"
 #include "lab/script/engine.h"
 #include "tests/lib/refusal.h"

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "shm/walk.h"
 #include "tests/sim/sim.h"
 #include "lab/oracle/model.h"

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_segment.h"
 #include "shm/atomic.h"
 #include "lab/oracle/model.h"
 #include "tests/sim/sim.h"

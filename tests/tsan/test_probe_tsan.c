@@ -13,6 +13,7 @@
  * behind it: the table has the pages that a MATCH of all keys finds.
  *
  * Inputs: random trees and paths. Invariant: no race report, and no path that never existed. */
+#include "kvtrunk_sequences.h"
 #include "shm/walk.h"
 #include "tests/unit/inprocess.h"
 

@@ -9,6 +9,8 @@
  *
  * Inputs: prompts with few branches. Invariant: no race report, and every page read has its
  * content. */
+#include "kvtrunk_pool.h"
+#include "kvtrunk_sequences.h"
 #include "tests/unit/inprocess.h"
 
 enum { PS = 8, N_PAGES = 40, ROUNDS = 3000, PROMPT = 40 };

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire.h"
 #include "daemon/core/ledger.h"
 #include "shm/arena.h"
 #include "tests/lib/cases.h"

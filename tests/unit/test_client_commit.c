@@ -3,6 +3,8 @@
  * they leave alone. Two clients of a core in this process; no page may be lost or shared by
  * mistake. */
 
+#include "kvtrunk_pool.h"
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

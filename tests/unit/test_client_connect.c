@@ -18,6 +18,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "kvtrunk_operations.h"
+#include "kvtrunk_pool.h"
+#include "kvtrunk_wire.h"
 #include "libclient/steps.h"
 #include "libclient/submit.h"
 #include "shm/clock.h"

@@ -5,6 +5,7 @@
  *
  * Inputs: what is cached and announced, and handles that go stale before their entry is taken. */
 
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

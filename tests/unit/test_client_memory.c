@@ -27,6 +27,7 @@ int main(void)
 
 #else
 
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

@@ -2,6 +2,7 @@
 /* A minimum length (kvt_request.min_positions): one position less shares nothing, that many do. Two
  * clients of a core in this process. */
 
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

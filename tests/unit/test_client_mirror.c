@@ -3,6 +3,7 @@
  * a damaged mirror gives a named error, never an access outside of it.
  *
  * Inputs: sizes, positions near overflow, lies, threads. Invariant: no message is torn or lost. */
+#include "kvtrunk_wire_segment.h"
 #include "libclient/mirror.h"
 
 #include <errno.h>

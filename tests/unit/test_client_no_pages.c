@@ -2,6 +2,7 @@
 /* Sequences without pages (KVT_F_NO_PAGES): EXTEND gives them, and commits bring the keys that had
  * no slot. Two clients of a core in this process. */
 
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

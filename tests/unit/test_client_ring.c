@@ -8,6 +8,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "kvtrunk_pool.h"
+#include "kvtrunk_sequences.h"
 #include "libclient/wait.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"

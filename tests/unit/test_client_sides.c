@@ -3,6 +3,8 @@
  * the tree did not take is free after the end, however that comes. Two clients of a core in this
  * process, with two kinds. */
 
+#include "kvtrunk_pool.h"
+#include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
 #include "tests/unit/inprocess.h"
 

@@ -6,6 +6,7 @@
  * Inputs: small worlds of core_world.h. Invariant: reports agree with what the operations did. */
 #include <stdio.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "tests/unit/core_world.h"
 
 /* PAGE answers state, owner, node and position. */

@@ -9,6 +9,8 @@
  * engine that lives finishes once.
  */
 
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 #include "tests/unit/core_world.h"
 
 enum { ENGINES = 6, REQUESTS = 3, PROMPT = 40, OUTPUT = 12, STEPS = 400 };

@@ -5,6 +5,7 @@
  * Inputs: the ledger's `running` word, as a daemon leaves it that dies at that moment; kvtcrash
  * --lives dies there for real. Invariant: what two daemons died in is refused, and nothing else. */
 
+#include "kvtrunk_wire_admin.h"
 #include "daemon/core/running.h"
 #include "tests/unit/core_world.h"
 

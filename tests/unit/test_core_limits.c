@@ -5,6 +5,7 @@
  * Inputs: sessions of one uid and of two. Invariant: a refusal names the limit and what is
  * available. */
 
+#include "kvtrunk_wire_control.h"
 #include "tests/unit/core_world.h"
 
 #define ENGINE 1000u

@@ -3,6 +3,7 @@
 /* daemon/core/plan.c: sizes, layout and the first state. Configurations go in; sections must not
  * overlap, and equal inputs give equal bytes. */
 
+#include "kvtrunk_wire.h"
 #include "tests/unit/core_world.h"
 
 #include <stdlib.h>

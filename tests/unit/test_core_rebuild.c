@@ -7,6 +7,7 @@
  *
  * Inputs: seeds, and the moment of the take-over. */
 
+#include "kvtrunk_wire_control.h"
 #include "tests/unit/core_world.h"
 
 /* ---- derived state becomes nonsense */

@@ -5,6 +5,8 @@
  *
  * Inputs: entries as a client may write them. Invariant: refusals change nothing. */
 
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 #include "tests/unit/core_world.h"
 
 #include <stdio.h>

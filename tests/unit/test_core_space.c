@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "daemon/core/tally.h"
 #include "tests/unit/core_world.h"
 

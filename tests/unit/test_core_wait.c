@@ -5,6 +5,7 @@
  *
  * Inputs: the cache's clock, commits and deaths of owners. */
 
+#include "kvtrunk_wire_control.h"
 #include "tests/unit/core_world.h"
 
 #define SECOND 1000000000ull
