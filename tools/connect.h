@@ -4,7 +4,7 @@
 
 /** @file connect.h: connecting where a user waits. */
 
-#include "kvtrunk.h"
+#include "kvtrunk_client.h"
 
 /** Connect as kvt_client_connect() does. Without an answer for a second it says so on stderr, with
  * the cause if that can be told, and waits on.
