@@ -134,14 +134,25 @@ void kvt_device_close(struct kvt_device *device)
 	free(device);
 }
 
+/* Map the slab of a device. Not every driver maps it for reading only. */
+static int map_slab(struct kvt_client *client, int number, bool writes, struct kvt_pool *ret_pool)
+{
+	bool can = kvt_client_info(client)->backend == KVT_POOL_CUDA_VMM;
+	int rc = -ENOTSUP;
+
+	if (!writes && can)
+		rc = kvt_pool_map_cuda(client, number, KVT_MAP_READ_ONLY, ret_pool);
+	return rc == -ENOTSUP ? kvt_pool_map_cuda(client, number, 0, ret_pool) : rc;
+}
+
 int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t **ret_bases,
-		   struct kvt_error *why)
+		   bool writes, struct kvt_error *why)
 {
 	uint32_t n_slabs = kvt_client_info(client)->n_slabs, mapped = 0;
 
 	for (int i = 0; i < device->n_devices; i++) {
 		struct kvt_pool pool;
-		int rc = kvt_pool_map_cuda(client, i, 0, &pool);
+		int rc = map_slab(client, i, writes, &pool);
 
 		if (rc == -EXDEV)
 			continue;

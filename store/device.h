@@ -28,7 +28,7 @@ void kvt_device_close(struct kvt_device *device);
 /** Map the slab of each device. ret_bases: n_slabs device pointers, unmapped with the client.
  * -ENODEV: this process does not see the device of one; others as kvt_pool_map_cuda(). */
 int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t **ret_bases,
-		   struct kvt_error *why);
+		   bool writes, struct kvt_error *why);
 /** Let devices read and write host memory directly. Without it, copies take longer. */
 void kvt_device_pin(struct kvt_device *device, void *memory, uint64_t bytes);
 

@@ -271,8 +271,8 @@ static int attach(struct kvt_store *store, int64_t call_ns, struct kvt_error *wh
 	if (on_device && !store->device)
 		rc = kvt_device_open(&store->device, why);
 	if (rc == 0)
-		rc = kvt_slabs_map(&store->slabs, store->client,
-				   on_device ? store->device : NULL, why);
+		rc = kvt_slabs_map(&store->slabs, store->client, on_device ? store->device : NULL,
+				   store->host->options.ram_bytes > 0, why);
 	if (rc == 0)
 		return 0;
 	kvt_client_close(store->client, KVT_IDLE);

@@ -2,6 +2,7 @@
 #include "store/slabs.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -15,7 +16,8 @@
 #define STREAM_LEAST 1024u /* smaller pieces have few whole lines */
 
 /* Map all slabs in host memory. */
-static int map_host(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_error *why)
+static int map_host(struct kvt_slabs *slabs, struct kvt_client *client, bool writes,
+		    struct kvt_error *why)
 {
 	for (uint32_t i = 0; i < slabs->n_slabs; i++) {
 		struct kvt_pool pool;
@@ -26,12 +28,14 @@ static int map_host(struct kvt_slabs *slabs, struct kvt_client *client, struct k
 			return rc;
 		}
 		slabs->bases[i] = pool.base;
+		if (!writes) /* a pool of huge pages may refuse that */
+			mprotect(pool.base, pool.bytes, PROT_READ);
 	}
 	return 0;
 }
 
 int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_device *device,
-		  struct kvt_error *why)
+		  bool writes, struct kvt_error *why)
 {
 	const struct kvt_info *info = kvt_client_info(client);
 	int rc;
@@ -44,8 +48,8 @@ int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt
 		return rc;
 	}
 	slabs->n_pieces = (uint32_t)rc;
-	return device ? kvt_device_map(device, client, slabs->bases, why)
-		      : map_host(slabs, client, why);
+	return device ? kvt_device_map(device, client, slabs->bases, writes, why)
+		      : map_host(slabs, client, writes, why);
 }
 
 #ifdef __SSE2__

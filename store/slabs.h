@@ -25,9 +25,10 @@ struct kvt_slabs {
 
 /** Map all slabs of a pool. They are unmapped with the client.
  * @device  for a pool in device memory, NULL: it is host memory.
+ * @writes  false: a write of this process faults, where the host and the driver can do that.
  * On failure `why` says what to do. Errors: those of kvt_pool_map_slab() and kvt_device_map(). */
 int kvt_slabs_map(struct kvt_slabs *slabs, struct kvt_client *client, struct kvt_device *device,
-		  struct kvt_error *why);
+		  bool writes, struct kvt_error *why);
 /** Copy a page into a record, and compute its checksums on the way: ret_crc as
  * kvt_crc32c_quarters(), NULL: none. Others may be writing the page: then both are garbage. On a
  * device it only begins, without checksums. Any thread may call it, and the next two. */

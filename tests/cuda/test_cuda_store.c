@@ -4,6 +4,7 @@
  *
  * Inputs: backends, devices, failing calls. Invariant: a page that comes back has its bytes in each
  * slab, and what fails leaves a clean audit. */
+#include <stdio.h>
 #include <string.h>
 
 #include "kvtrunk_fetch.h"
@@ -286,7 +287,7 @@ CUDA_TEST(pages_of_a_device_share_a_wait)
 
 	start("backend = cuda-vmm\npage_bytes = 2M\nn_pages = 16\n", 1);
 	kvt_test_equal(kvt_device_open(&device, &why), 0);
-	kvt_test_equal(kvt_slabs_map(&slabs, worker, device, &why), 0);
+	kvt_test_equal(kvt_slabs_map(&slabs, worker, device, true, &why), 0);
 	setenv("KVT_STANDIN_FAIL_CALL", "cuEventSynchronize", 1);
 	*cuda_test_knob("stub_fail_at") = 100;
 	for (uint32_t i = 0; i < PAGES; i++) {
@@ -310,6 +311,41 @@ CUDA_TEST(pages_of_a_device_share_a_wait)
 	stop();
 	kvt_device_close(device);
 	free(records);
+}
+
+/* True if this process can write at an address, which is mapped. */
+static bool can_write(const void *at)
+{
+	unsigned long long from = 0, to = 0, wanted = (uintptr_t)at;
+	char line[512], mode[8] = "";
+	FILE *file = fopen("/proc/self/maps", "re");
+
+	kvt_test_check(file);
+	while (!(from <= wanted && wanted < to) && fgets(line, sizeof(line), file))
+		kvt_test_equal(sscanf(line, "%llx-%llx %7s", &from, &to, mode), 3);
+	fclose(file);
+	kvt_test_check(wanted < to && mode[0] == 'r');
+	return mode[1] == 'w';
+}
+
+/* As a store without copies maps it. CUDA IPC maps for writing only. */
+CUDA_TEST(a_device_that_is_only_read_is_mapped_so_where_the_driver_can)
+{
+	static const char *const backends[] = { "backend = cuda-vmm\n", "backend = cuda-ipc\n" };
+
+	for (uint32_t i = 0; i < 2; i++) {
+		struct kvt_device *device;
+		struct kvt_slabs slabs;
+		struct kvt_error why;
+
+		start(backends[i], 1);
+		kvt_test_equal(kvt_device_open(&device, &why), 0);
+		kvt_test_equal(kvt_slabs_map(&slabs, worker, device, false, &why), 0);
+		kvt_test_equal(can_write(slabs.bases[0]), i);
+		kvt_test_check(can_write(pools[0].base));
+		stop();
+		kvt_device_close(device);
+	}
 }
 
 int main(int argc, char **argv)

@@ -507,6 +507,40 @@ TEST_WITH(without_copies_pages_may_have_any_size, start_two_sizes, stop_two)
 	}
 }
 
+/* True if the store can write the pool. */
+static bool can_write(const struct kvt_test_side *side)
+{
+	char maps[64], line[512], mode[8] = "", found[8] = "";
+	FILE *file;
+
+	snprintf(maps, sizeof(maps), "/proc/%d/maps", (int)side->store.pid);
+	file = fopen(maps, "re");
+	kvt_test_check(file);
+	while (fgets(line, sizeof(line), file)) {
+		unsigned long long from, to;
+
+		if (sscanf(line, "%llx-%llx %7s", &from, &to, mode) == 3 &&
+		    to - from == side->pool.bytes && strstr(line, "memfd:"))
+			memcpy(found, mode, sizeof(found));
+	}
+	fclose(file);
+	kvt_test_check(found[0] == 'r' && found[3] == 's');
+	return found[1] == 'w';
+}
+
+/* So it is none of those that may have written. */
+TEST_WITH(a_store_without_copies_cannot_write_the_pool, start_alone, stop)
+{
+	kvt_test_check(!can_write(&sides[0]));
+	kvt_test_equal(serve(0, 1), 0);
+	await_rounds(0, PAGES);
+}
+
+TEST_WITH(a_store_that_loads_can_write_the_pool, start, stop)
+{
+	kvt_test_check(can_write(&sides[0]));
+}
+
 static int start_few_nodes(void **state)
 {
 	memset(sides, 0, sizeof(sides));
