@@ -91,7 +91,7 @@ def _whole(call: _Method) -> _Method:
 class Ring(Owner):
     """Operations of one session. While it is busy (announce()) it keeps `stock` private pages for
     extend() and pages(), which it gives back before it says that there is no space. An engine that
-    becomes idle calls reap() until it owes nothing."""
+    becomes idle calls reap() until it owes nothing, or settle()."""
 
     def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None,
                  stall: Optional[Stall] = None) -> None:
@@ -241,6 +241,11 @@ class Ring(Owner):
             raise self.client._failure(-errno.EAGAIN)  # all room is held by nothing in flight
         return True
 
+    def _take_result(self) -> None:
+        """Take the answer in _result."""
+        self._take(self._result)
+        lib.kvt_result_release(self._handle, self._result)
+
     def _await(self, ticket: int, since: float, patience_ns: int) -> bool:
         """Take answers until that of a ticket is in _result. False: not within patience_ns, if that
         is above 0."""
@@ -250,8 +255,7 @@ class Ring(Owner):
                 if result.user_data == ticket and not result.flags & lib.KVT_CQE_ASYNC:
                     self._stall.answered()
                     return True
-                self._take(result)
-                lib.kvt_result_release(self._handle, result)
+                self._take_result()
             elif patience_ns:
                 return False
 
@@ -264,8 +268,7 @@ class Ring(Owner):
         while True:
             while not self._submit():
                 if self._next(_SLICE_NS, since):
-                    self._take(result)
-                    lib.kvt_result_release(self._handle, result)
+                    self._take_result()
             if not self._await(ticket, since, patience_ns):
                 self._pending[ticket] = since, request.n_keys
                 return _LATE, []
@@ -612,6 +615,18 @@ class Ring(Owner):
         """Whether an answer has still to come that brings pages or a lease, or something has to be
         given back for which there was no room: then reap() is to be called, requests or none."""
         return bool(self._filling or self._late or self._given or self._pending)
+
+    @_whole
+    def settle(self) -> None:
+        """Wait until nothing is owed. Every fence of a commit with side pages must have been
+        reached. ConnectionLost."""
+        since = self._stall.now()
+        self._submit_late()
+        while self.owes:
+            if self._next(_SLICE_NS, since):
+                self._stall.answered()
+                self._take_result()
+            self._submit_late()
 
 
 class Spaces:

@@ -431,6 +431,24 @@ def test_begin_continues_behind_the_side_pages_that_commit_took():
         assert reap_until(ring, lambda: in_use(ring) == 0) == []
 
 
+def test_settle_waits_for_the_stock_and_for_side_pages_that_are_not_taken():
+    with testing.daemon(page_size=PAGE, n_pages=256, sides="1") as daemon, \
+            daemon.connect(any_geometry=True) as client:
+        ring = stocked(client)
+        lease = begin(ring, 64).lease
+        kept, spare = ring.pages(2)
+        for page in kept, spare:
+            assert ring.commit(lease, 64, NONE, (WORD, 1), False, [(3, 0, page)])
+        ring.end(lease, (WORD, 1))
+        ring.announce(False)
+        client.raise_fence(WORD, 1)
+        ring.settle()
+        assert not ring.owes and ring.not_taken() == [spare]
+        ring.free([spare], None)
+        ring.settle()
+        assert in_use(ring) == 0
+
+
 def test_side_pages_of_a_commit_that_is_refused_are_the_session_s_again():
     with testing.daemon(page_size=PAGE, n_pages=64, sides="1") as daemon, \
             daemon.connect(any_geometry=True) as client:

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any, Optional
 
+from vllm import envs
 from vllm.logger import init_logger
 
 from .._check import Checks, check_every
@@ -121,6 +122,9 @@ class Engine:
                         vllm_config.model_config.max_model_len)
         self.whole: bool = vllm_config.scheduler_config.scheduler_reserve_full_isl
         """Whether a request begins when the pool has pages for all its tokens."""
+        self.steps_idle: bool = envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        """Whether vLLM steps without requests, while there is something to give back. An engine in
+        its caller's process does not."""
         self.batches: int = vllm_config.max_concurrent_batches
         """Steps in flight at most."""
         parallel = vllm_config.parallel_config

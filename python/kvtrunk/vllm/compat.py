@@ -247,6 +247,8 @@ CALLS = (
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
     # It steps on until all is given back.
     (_SCHEDULER, r"or \(self\.connector is not None and self\.connector\.has_pending_push_work\(\)\)"),
+    # But for an engine in its caller's process.
+    ("v1/engine/llm_engine.py", r"multiprocess_mode=envs\.VLLM_ENABLE_V1_MULTIPROCESSING"),
     # All that start_load_kv() gets by name.
     ("v1/worker/gpu/kv_connector.py",
      r"load_kwargs: dict\[str, Any\] = dict\(\s+scheduler_output=\S+,\s+request_state_indices=\S+,"

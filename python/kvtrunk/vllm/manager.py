@@ -662,6 +662,18 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.engine.say(f"a request's KV stays private: {why}")
         if not self.states:
             self._flush()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Without requests, if vLLM makes no step then, wait until all is given back."""
+        if self.engine.steps_idle or self.engine.is_lost or any(self.in_flight):
+            return
+        try:
+            self.engine.ring.settle()
+            self._flush()
+            self.engine.ring.settle()
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
 
     def owes(self) -> bool:
         """Whether vLLM has to step on without requests, because it holds what it shall give back."""
@@ -726,8 +738,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._free(state)
         if self.sides is not None:
             self.sides.free(request.request_id)
-            if not self.states:
-                self._flush()
+        if not self.states:
+            self._flush()
+            self._settle()
 
     def _free(self, state: State) -> None:
         request = state.request

@@ -16,6 +16,12 @@ GIVE_UP_S = 60
 
 
 @pytest.fixture
+def in_caller(monkeypatch):
+    """An engine in its caller's process, which steps only while there are requests."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture
 def stopped(folder, monkeypatch):
     """A daemon, an engine on it with a request that decodes, what it says, and a call that stops
     the daemon."""
@@ -76,13 +82,17 @@ def ended(engine):
     return not engine.theirs.has_requests()
 
 
-def test_an_engine_whose_last_request_ends_meanwhile_keeps_no_stock(stopped):
-    """The pages that it asked for while it decoded come behind the end of all requests."""
-    daemon, engine, _, stop = stopped
+def ask_for_stock(engine):
+    """The pages that it asks for while it decodes come behind the end of all requests."""
     for name in "abc":
         engine.theirs.add_request(engine.request(name, prompt(2, PAGE - 2), PAGE // 2, salt=name))
     while len(engine.theirs.running) < 4:
         step(engine)
+
+
+def test_an_engine_whose_last_request_ends_meanwhile_keeps_no_stock(stopped):
+    daemon, engine, _, stop = stopped
+    ask_for_stock(engine)
     stop()
     while engine.theirs.requests:
         step(engine)
@@ -90,6 +100,24 @@ def test_an_engine_whose_last_request_ends_meanwhile_keeps_no_stock(stopped):
     assert engine.theirs.has_requests() and not engine.theirs.has_unfinished_requests()
     os.kill(daemon.pid, signal.SIGCONT)
     until(ended, engine)
+    until(all_pages_are_back, daemon)
+
+
+def test_an_engine_in_its_callers_process_waits_for_its_stock_at_the_end(in_caller, stopped,
+                                                                       monkeypatch):
+    daemon, engine, _, stop = stopped
+    manager, waited = engine.theirs.kv_cache_manager, []
+
+    def look(_):
+        waited.append(len(manager.states))
+        os.kill(daemon.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(manager.engine.ring._stall, "look", look)
+    ask_for_stock(engine)
+    stop()
+    while engine.theirs.requests:
+        step(engine)
+    assert set(waited) == {0} and not manager.owes()
     until(all_pages_are_back, daemon)
 
 
