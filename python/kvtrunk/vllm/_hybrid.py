@@ -27,7 +27,7 @@ from .._ring import Begun
 from .._seq import SIDE_LET, Fence
 from ._engine import Engine
 from ._groups import Part, group_values, main_group, parts, side_values, sides
-from ._refuse import refuse
+from ._refuse import refuse, session_pages
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -288,7 +288,7 @@ class Sides:
     def _check_room(self, longest: int, info: Any) -> None:
         """Refuse a pool that cannot hold the longest request: it would wait for ever."""
         whole, most = -(-longest // self.page_size), self.most(longest)
-        has = min(info.max_private_pages or info.n_pages, info.n_pages - 1)
+        has = session_pages(info)
         if whole + most > has:
             refuse(f"a request of --max-model-len {longest} may need {whole} pages, and "
                    f"{most} for windows and states, but one session gets {has}: set it, or "

@@ -180,6 +180,13 @@ def check_config(config: Any) -> None:
     check_rules(MODELS + OPTIONS, config)
 
 
+def session_pages(info: Any) -> int:
+    """The most pages that a session can have while another one is open and holds none: beside a
+    limit, the last eighth is for sessions that hold less."""
+    usable: int = info.n_pages - 1
+    return min(info.max_private_pages, usable - usable // 8) if info.max_private_pages else usable
+
+
 def check_pages(config: Any, info: Any) -> None:
     """Refused: the daemon's pages do not fit the engine's blocks."""
     cache, model, size = config.cache_config, config.model_config, info.page_size
@@ -196,8 +203,7 @@ def check_pages(config: Any, info: Any) -> None:
                f"{ranks}` prints")
     if cache.num_gpu_blocks_override not in (None, info.n_pages):
         refuse(f"remove --num-gpu-blocks-override: the daemon has {info.n_pages} pages")
-    most = info.max_private_pages or info.n_pages - 1
-    most = min(most, info.n_pages - 1) * size
+    most = session_pages(info) * size
     if model.max_model_len > most:
         refuse(f"a request of --max-model-len {model.max_model_len} may need more pages than one "
                f"session gets: set it to at most {most // size * size}, or give the daemon more "

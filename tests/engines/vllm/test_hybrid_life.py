@@ -62,7 +62,7 @@ KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
          "windows at page ends": Kind(16, 72, 14, 100, 120, windows=(33,), retention=64),
          "gemma": Kind(16, 120, 14, 72, 100, windows=(24,) * 5),
          "two blocks in a page": Kind(32, 120, 8, 100, 100, windows=(40,) * 3, blocks=2),
-         "four blocks in a page": Kind(64, 120, 6, 150, 120, windows=(33,) * 5, blocks=4),
+         "four blocks in a page": Kind(64, 136, 6, 150, 120, windows=(33,) * 5, blocks=4),
          "windows of large pages": Kind(96, 72, 7, 300, 80, windows=(150, 97)),
          "states": Kind(544, 48, 6, 1200, 60, states=3),
          "states of many steps": Kind(100, 44, 8, 70, 100, states=3),
@@ -374,20 +374,25 @@ def ended(engines, chance):
     return not any(engine.theirs.requests for engine in engines)
 
 
-@pytest.mark.parametrize("n_engines, asynchronous", [(1, False), (1, True), (2, True)])
-@pytest.mark.parametrize("name", ["window", "gemma", "states of many steps", "states in passing",
-                                  "window in chunks", "states in chunks"])
+LIMITS = {"0": 1, "75%": 0.75, "100%": 0.875}
+"""max_private_pages, and what of the pool a session can have of it while another one is open."""
+
+
+@pytest.mark.parametrize("n_engines, asynchronous, limit", [
+    (1, False, "0"), (1, True, "0"), (2, True, "75%"), (2, True, "100%")])
+@pytest.mark.parametrize("name", ["window", "gemma", "four blocks in a page", "states of many steps",
+                                  "states in passing", "window in chunks", "states in chunks"])
 def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeypatch, name,
-                                                                 n_engines, asynchronous):
+                                                                 n_engines, asynchronous, limit):
     """Its lease locks what is cached of it, reused or not, and that may leave no room for its side
     pages."""
     monkeypatch.setattr(manager, "RETRY_S", 0.0)
     least = needed(folder, KINDS[name], monkeypatch, asynchronous)
-    most = 1 if n_engines == 1 else 0.75  # of the pool, for a session
-    kind = dataclasses.replace(KINDS[name], pages=int(least / most) + 1 + (n_engines > 1))
+    usable = int(least / LIMITS[limit]) + (LIMITS[limit] < 1)
+    kind = dataclasses.replace(KINDS[name], pages=usable + 1)
     chance, pool = random.Random(name), Pool(kind)
     tokens = tokens_of(kind, kind.longest - 1)
-    with testing.daemon(**{**kind.geometry(), "max_private_pages": f"{most:.0%}"}) as daemon:
+    with testing.daemon(**{**kind.geometry(), "max_private_pages": limit}) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engines = [Engine(folder, kind, pool, chance, asynchronous) for _ in range(n_engines)]
         for pages in [kind.longest - 1, kind.longest - 2,
@@ -486,11 +491,11 @@ def test_pages_of_a_step_in_flight_are_not_given_back(folder, monkeypatch):
 
 
 def test_a_pool_without_room_for_the_longest_request_is_refused(folder, monkeypatch):
-    kind = dataclasses.replace(KINDS["gemma"], pages=48)
+    kind = dataclasses.replace(KINDS["gemma"], pages=55)
     with testing.daemon(**kind.geometry()) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         with pytest.raises(ValueError, match="may need 14 pages, and 35 for windows and states, but "
-                                             "one session gets 47"):
+                                             "one session gets 48"):
             Engine(folder, kind, Pool(kind), random, False)
 
 

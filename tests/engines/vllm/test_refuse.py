@@ -276,6 +276,7 @@ def test_images_in_shared_memory_are_refused(config):
     ({"page_size": 64}, "--block-size 64"),
     ({"max_private_pages": 15}, "--max-model-len"),
     ({"n_pages": 16}, "--max-model-len"),
+    ({"n_pages": 18}, "at most 480"),  # the last eighth is for sessions that hold less
     ({"max_leases": 1}, "--max-num-seqs"),
     ({"n_slabs": 2}, "--tensor-parallel-size 2, or the daemon with .* --tensor-parallel-size 1`")])
 def test_pages_that_do_not_fit(config, pages, says):
