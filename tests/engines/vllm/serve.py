@@ -4,6 +4,7 @@ as under `vllm serve`.
 
     serve.py MODEL OPTIONS      OPTIONS: a JSON object for vllm.LLM, which has the model, too
 """
+import copy
 import time
 
 from serving import serve
@@ -147,6 +148,21 @@ def plant(engine, fault):
     values.copy_(values * 1.05 if fault == "norm" else values.roll(1, 0))
 
 
+def misplace(_, wrong):
+    """Read side pages in a wrong order, or in the right one again: an engine in this process."""
+    from kvtrunk.vllm._hybrid import Sides
+
+    right = getattr(Sides.found, "right", Sides.found)
+
+    def found(self, main, point):
+        mixed = copy.copy(point)
+        mixed.found = tuple(pages[::-1] for pages in reversed(point.found))
+        return right(self, main, mixed)
+
+    found.right = right
+    Sides.found = found if wrong else right
+
+
 def trust(engine):
     """Share under the name of before, as after a start."""
     from kvtrunk.vllm.connector import _engines
@@ -166,6 +182,7 @@ OPERATIONS = {
     "generate": generate,
     "load": load,
     "metric": metric,
+    "misplace": misplace,
     "reload": reload,
     "version": version,
     "zero": lambda engine: engine.collective_rpc("reset_weights"),

@@ -99,6 +99,21 @@ def test_b_reuses_what_only_a_computed(daemon, engines, page):
     expect_nothing_held(daemon)
 
 
+def test_side_pages_in_a_wrong_order_give_other_tokens(daemon, engines, page):
+    """So the other tests would notice them."""
+    private, b, a = engines
+    text = prompt(7, 600)
+    expected = private.generate(text, max_tokens=40)[0]["tokens"]
+    assert a.generate(text, max_tokens=40)[0]["tokens"] == expected
+    whole = (len(text) - 1) // page * page
+    for wrong in True, False:
+        b.ask(do="misplace", wrong=wrong)
+        b.answer()
+        answer = b.generate(text, max_tokens=40)[0]
+        assert answer["cached"] == whole and (answer["tokens"] != expected) == wrong
+    expect_nothing_held(daemon)
+
+
 def test_a_third_prompt_reuses_the_head_of_two(daemon, engines, page):
     """The second one leaves a known path where no point is, and makes one there."""
     private, b, a = engines
