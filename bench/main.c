@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum part {
@@ -140,6 +141,7 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 		{ NULL, 0, NULL, 0 },
 	};
 	unsigned int wanted = 0;
+	struct stat there;
 	int c;
 
 	while ((c = kvt_option_next(argc, argv, longs, NULL, "kvtbench --help")) >= 0) {
@@ -159,7 +161,9 @@ static unsigned int parse(int argc, char **argv, struct bench_options *options)
 			break;
 		case 'a':
 			options->data = optarg;
-			if (access(optarg, R_OK | X_OK) == 0)
+			if (stat(optarg, &there) == 0 && !S_ISDIR(there.st_mode))
+				errno = ENOTDIR;
+			else if (access(optarg, R_OK | X_OK) == 0)
 				break;
 			fprintf(stderr, "kvtbench: --data %s: %s; without it a trace is "
 				"generated\n", optarg, strerror(errno));

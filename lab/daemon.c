@@ -192,6 +192,9 @@ static int start(struct kvt_own_daemon *daemon, const char *program, const char 
 		if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
 			snprintf(why, why_bytes,
 				 "%s: not found: build it, or name it with --daemon", program);
+		else if (WIFEXITED(status) && WEXITSTATUS(status) == 126)
+			snprintf(why, why_bytes, "%s: not a program that can be run: name another "
+				 "with --daemon", program);
 		else
 			snprintf(why, why_bytes, "%s did not start; its own message is above",
 				 program);

@@ -50,7 +50,7 @@ static int refuse(struct kvt_error *why, const char *path, int error)
 	snprintf(why->text, sizeof(why->text), error == -EADDRINUSE ?
 		 "%s is in use by another process: one store serves an instance%s" :
 		 "cannot listen at %s: %s", path, error == -EADDRINUSE ? "" :
-		 kvt_limit_text(-error));
+		 kvt_name_text(-error));
 	return error;
 }
 

@@ -239,7 +239,7 @@ static int listen_unix(struct server *server, const char *path)
 		return rc == -EINVAL ?
 		       refuse(server, KVT_EXIT_USAGE, "the path must have 1 to 107 bytes") :
 		       refuse(server, fd == -ENOENT || fd == -ENOTDIR ? KVT_EXIT_USAGE :
-			      EXIT_FAILURE, kvt_limit_text(-fd));
+			      EXIT_FAILURE, kvt_name_text(-fd));
 	if (chmod(path, 0660) != 0 || listen(fd, BACKLOG) != 0)
 		return refuse(server, EXIT_FAILURE, strerror(errno));
 	fprintf(stderr, "kvtmetricsd: serving /metrics on unix:%s\n", path);

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "shm/limit.h"
 #include "shm/stopped.h"
 
 /* Check that the path names the locked file: another process may have removed it (TOCTOU). */
@@ -106,6 +107,12 @@ int kvt_name_bind(const struct kvt_name *name, int type)
 	if (rc < 0)
 		close(fd);
 	return rc == -EADDRINUSE ? -EEXIST : rc; /* what is no socket */
+}
+
+const char *kvt_name_text(int error)
+{
+	return error == EEXIST ? "it exists and is no socket: remove it, or choose another path" :
+				 kvt_limit_text(error);
 }
 
 void kvt_name_release(struct kvt_name *name)

@@ -24,6 +24,8 @@ int kvt_name_take(struct kvt_name *name, const char *path);
 /** Bind a socket of this type there, with mode 0600. Returns its descriptor. -EEXIST: there is a
  * file that is no socket; other errors: of socket() and bind(). */
 int kvt_name_bind(const struct kvt_name *name, int type);
+/** strerror() of a positive errno of the two, with the cure where there is one. */
+const char *kvt_name_text(int error);
 /** Remove socket and lock, if they are still ours. All zero: do nothing. */
 void kvt_name_release(struct kvt_name *name);
 

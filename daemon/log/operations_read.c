@@ -463,7 +463,8 @@ int kvt_oplog_reader_open(const char *path, struct kvt_oplog_reader **ret_reader
 		return error;
 	}
 	if (fread(&header, sizeof(header), 1, r->file) != 1) {
-		snprintf(why, why_bytes, "%s is no operation log: it is too short", path);
+		snprintf(why, why_bytes, "%s is no operation log: %s", path,
+			 ferror(r->file) ? strerror(errno) : "it is too short");
 		error = -EINVAL;
 	}
 	if (!error)

@@ -324,6 +324,7 @@ struct file_state {
 	char *why;
 	int line;
 	int error;
+	int read_error; /* errno, if the file has one */
 	bool continued; /* the line starts with a blank: it continues the last value */
 	char place[300];
 	const struct option_row *last; /* that the file has set */
@@ -345,8 +346,12 @@ static char *file_reader(char *to, int size, void *context)
 	struct file_state *state = context;
 	size_t n;
 
-	if (state->error || !fgets(to, size, state->file))
+	if (state->error)
 		return NULL;
+	if (!fgets(to, size, state->file)) {
+		state->read_error = errno;
+		return NULL;
+	}
 	state->line++;
 	state->continued = to[0] == ' ' || to[0] == '\t';
 	n = strlen(to);
@@ -415,7 +420,8 @@ int kvt_config_load(struct kvt_config *config, const char *path, char why[KVT_WH
 	}
 	line = ini_parse_stream(file_reader, &state, file_handler, &state);
 	if (!state.error && ferror(state.file)) {
-		snprintf(why, KVT_WHY_BYTES, "cannot read config file %.200s: read error", path);
+		snprintf(why, KVT_WHY_BYTES, "cannot read config file %.200s: %s", path,
+			 strerror(state.read_error));
 		state.error = -EIO;
 	}
 	if (!state.error && line != 0) {

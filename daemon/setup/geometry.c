@@ -153,6 +153,13 @@ static int read_scales(const char *path, struct kvt_pool_geometry *geometry,
 			error = -EINVAL;
 		layer++;
 	}
+	if (ferror(file)) {
+		error = -errno;
+		snprintf(why, KVT_WHY_BYTES, "kv_scales: cannot read %s: %s", path,
+			 strerror(-error));
+		fclose(file);
+		return error;
+	}
 	fclose(file);
 	if (error)
 		snprintf(why, KVT_WHY_BYTES, "kv_scales: %.200s:%u: a line is two numbers above 0, "

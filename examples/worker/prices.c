@@ -32,12 +32,14 @@ int prices_open(struct prices *ret_prices, const char *path, char *why)
 	}
 	while (n < PRICES_WORDS && fscanf(file, "%15s", prices.word[n]) == 1)
 		n++;
-	fclose(file);
-	if (n < PRICES_WORDS) {
+	if (n < PRICES_WORDS && ferror(file))
+		snprintf(why, WORKER_WHY_BYTES, "%s: %s", path, strerror(errno));
+	else if (n < PRICES_WORDS)
 		snprintf(why, WORKER_WHY_BYTES, "%s: has %u words, %u are needed", path, n,
 			 PRICES_WORDS);
+	fclose(file);
+	if (n < PRICES_WORDS)
 		return -EINVAL;
-	}
 	*ret_prices = prices;
 	return 0;
 }

@@ -122,6 +122,13 @@ int tokenizer_open(struct tokenizer *tokenizer, const char *path, uint32_t vocab
 		return error;
 	}
 	error = fill(&t, file);
+	if (ferror(file)) {
+		error = -errno;
+		snprintf(why, WORKER_WHY_BYTES, "%s: %s", path, strerror(-error));
+		tokenizer_close(&t);
+		fclose(file);
+		return error;
+	}
 	fclose(file);
 	if (error) {
 		tokenizer_close(&t);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -172,7 +173,8 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 	gzerror(file, &code);
 	if (code != Z_OK && code != Z_STREAM_END)
 		return kvt_reader_complain(reader, code == Z_BUF_ERROR ?
-					   "the gzip data is cut short" : "damaged gzip data");
+					   "the gzip data is cut short" : code == Z_ERRNO ?
+					   strerror(errno) : "damaged gzip data");
 	if (!n && reader->array)
 		return kvt_reader_complain(reader, "the file ends inside its array");
 	return (ssize_t)n;
@@ -323,8 +325,14 @@ int kvt_trace_read(struct kvt_trace *trace, struct kvt_trace_builder *builder,
 	};
 	bool piped = strcmp(options->path, "-") == 0;
 	gzFile file = piped ? gzdopen(dup(STDIN_FILENO), "rb") : gzopen(options->path, "rb");
+	struct stat there;
 	int rc;
 
+	if (file && !piped && stat(options->path, &there) == 0 && S_ISDIR(there.st_mode)) {
+		gzclose(file);
+		file = NULL;
+		errno = EISDIR;
+	}
 	if (!file) {
 		rc = errno ? -errno : -ENOMEM;
 		snprintf(why, why_bytes, "%s: cannot open: %s", options->path, strerror(-rc));
