@@ -107,6 +107,7 @@ static int status_json(const struct kvt_admin_status *status)
 	kvt_json_rate(&json, "hit_rate", status->counters.hit_positions,
 		      status->counters.input_positions);
 	kvt_json_refused(&json, "refused", status->refused);
+	kvt_json_u64(&json, "refused_connections", status->refused_connections);
 	kvt_json_u64(&json, "nodes_per_path_p50", status->path_nodes_p50);
 	kvt_json_u64(&json, "nodes_per_path_p99", status->path_nodes_p99);
 	kvt_json_u64(&json, "stale_locks", status->stale_locks);
@@ -177,6 +178,10 @@ static void status_hits_text(const struct kvt_admin_status *status)
 	printf("refused\n  %s attempts%s\n",
 	       kvt_refused_text(status->refused, refused, sizeof(refused)),
 	       counters->refusals ? "; positions of what was refused are in no rate" : "");
+	printf("  %llu connection%s since this process began%s\n",
+	       (unsigned long long)status->refused_connections,
+	       kvt_plural(status->refused_connections),
+	       status->refused_connections ? ": its log says whose and why" : "");
 }
 
 /* A daemon that ends each minute and keeps its cache looks well otherwise. */

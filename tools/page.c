@@ -300,6 +300,7 @@ static void print_status(const struct kvt_page *page, const struct kvt_admin_sta
 	kvt_json_rate(json, "hit_rate", status->counters.hit_positions,
 		      status->counters.input_positions);
 	kvt_json_refused(json, "refused", status->refused);
+	kvt_json_u64(json, "refused_connections", status->refused_connections);
 	kvt_json_open(json, "counters", '{');
 	kvt_json_counters(json, &status->counters);
 	kvt_json_close(json, '}');

@@ -295,9 +295,10 @@ static void draw_traffic(struct top *top)
 	     "not prefilled %.0f/s", kvt_rate_text(hit, input, rate_now, sizeof(rate_now)),
 	     kvt_rate_text(now->hit_positions, now->input_positions, rate_all, sizeof(rate_all)),
 	     (double)input / top->seconds, (double)hit / top->seconds);
-	line(top, "refused attempts/s %.1f   since the start %s",
+	line(top, "refused attempts/s %.1f   since the start %s   connections %llu",
 	     rate(top, now->refusals, before->refusals),
-	     kvt_refused_text(top->now.status.refused, refused, sizeof(refused)));
+	     kvt_refused_text(top->now.status.refused, refused, sizeof(refused)),
+	     (unsigned long long)top->now.status.refused_connections);
 	line(top, "pages/s  cached %.0f  evicted %.0f  duplicates %.0f   leases %llu   "
 	     "sessions %llu   violations %llu",
 	     rate(top, now->inserted_pages, before->inserted_pages),

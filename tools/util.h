@@ -36,6 +36,12 @@ static inline double kvt_percent(uint64_t part, uint64_t all)
 	return all ? 100 * (double)part / (double)all : 0;
 }
 
+/** The end of a word of which there are n: "s", or nothing for one. */
+static inline const char *kvt_plural(uint64_t n)
+{
+	return n == 1 ? "" : "s";
+}
+
 /** Text that grows. All zero is empty. */
 struct kvt_text {
 	char *bytes; /* NUL-terminated once something was added */

@@ -61,6 +61,13 @@ def test_what_is_refused_is_told_and_nothing_has_no_rate(daemon, serve):
     metricsd = serve(daemon)
     told = metricsd.facts()
     assert told["hit_rate"] is None and told["refused"] == {}
+    assert told["refused_connections"] == 0
+    with pytest.raises(kvtrunk.GeometryMismatch):
+        daemon.connect(geometry=kvtrunk.Geometry(n_layers=1, n_kv_heads=1, head_dim=8))
+    assert metricsd.until(metricsd.facts, lambda told: told["refused_connections"] == 1)
+    assert json.loads(daemon.kvtctl("status", "--json"))["refused_connections"] == 1
+    assert "\n  1 connection since this process began: its log says whose" in daemon.kvtctl("status")
+    assert "connections 1" in daemon.kvtctl("top", "--once")
     with daemon.connect(label="one") as one:
         cache(one, list(range(100)), salt="a")
         for pages in 2000, 3000:

@@ -137,6 +137,7 @@ def test_the_first_number_is_the_hit_rate_with_refusals_beside_it(daemon, serve,
                 client.alloc(pages)
     browser.until(f"{first} === '48.0 %'")
     assert "Refused attempts: 2 in the last hour" in text(browser, "figures")
+    assert "Refused connections: 0 since the process began." in text(browser, "figures")
     said = text(browser, "refused")
     assert "2 attempts refused in the last hour" in said and "2 too_large" in said
     assert not browser.run("document.getElementById('refused').hidden")

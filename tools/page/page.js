@@ -263,7 +263,9 @@ function drawFigures() {
 			: "nothing was asked for in the last hour; ",
 		`${rate(count.hit_positions, count.input_positions)} since the cache began. ` +
 		`Refused attempts: ${number(refused)} in the last hour, ` +
-		`${number(count.refusals)} since the cache began.`);
+		`${number(count.refusals)} since the cache began. ` +
+		`Refused connections: ${number(facts.refused_connections)} since the process began` +
+		(facts.refused_connections ? "; its log says why." : "."));
 	$("refused").hidden = !refused;
 	$("refused").textContent = `▲ ${plural(refused, "attempt")} refused in the last hour, ` +
 		"which no hit rate counts. Reasons since the cache began: " +
