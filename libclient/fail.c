@@ -32,8 +32,9 @@ static int fail_result(struct kvt_client *client, const struct kvt_result *resul
 
 	if (result->error == -ENOSPC && result->needed)
 		return kvt_client_fail(client, result->error, reason,
-				       "%s: %s: %s (%u pages needed, %u available)", op, name,
-				       text, result->needed, result->available);
+				       "%s: %s: %s (%u page%s needed, %u available)", op, name,
+				       text, result->needed, result->needed == 1 ? "" : "s",
+				       result->available);
 	if (result->error == -ENOBUFS || result->error == -EDQUOT)
 		return kvt_client_fail(client, result->error, reason, "%s: %s: %s (%s %u)", op,
 				       name, text, result->error == -EDQUOT ? "limit" : "needs",

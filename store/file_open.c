@@ -447,9 +447,9 @@ int kvt_file_open(struct kvt_file **ret_file, struct kvt_tier *tier,
 	    (options->write_bytes && kvt_ghost_init(&file->ghost, n_slots) != 0))
 		rc = kvt_store_fail(why, -ENOMEM, "no memory for a file");
 	else if (tier->index.n_entries < KVT_FILE_RAM_PAGES || n_slots == 0)
-		rc = kvt_store_fail(why, -EDOM, "%s has no room for %u pages of %llu bytes: "
+		rc = kvt_store_fail(why, -EDOM, "%s has no room for %u page%s of %llu bytes: "
 				    "make it larger", n_slots ? "--ram-bytes" : "--file-bytes",
-				    n_slots ? KVT_FILE_RAM_PAGES : 1,
+				    n_slots ? KVT_FILE_RAM_PAGES : 1, n_slots ? "s" : "",
 				    (unsigned long long)tier->record_bytes);
 	if (!file)
 		return rc;
@@ -537,8 +537,8 @@ static void write_paths(struct kvt_file *file, const uint32_t *ends, uint32_t n,
 				;
 		} while (!entries[ends[i]].kept && file->written > written);
 		if (kvt_progress_due(&line))
-			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u prompts",
-					   file->path, n - i, n);
+			kvt_progress_print(&line, "kvtstored: writing %s, %u of %u prompt%s",
+					   file->path, n - i, n, kvt_plural(n));
 	}
 	kvt_progress_end(&line);
 }
@@ -600,7 +600,8 @@ static void write_memory(struct kvt_file *file, const volatile int *stop)
 		n = list_unkept(ram, ends);
 	} while (n > 0 && file->written > before);
 	if (n > 0)
-		fprintf(stderr, "kvtstored: %u pages of memory are not in %s: %s\n", n, file->path,
+		fprintf(stderr, "kvtstored: %u page%s of memory not in %s: %s\n", n,
+			kvt_plural(n), file->path,
 			kvt_file_is_closed(file) ? "its disk fails" : must_end(file, stop) ?
 			"it was to end before that (--stop-seconds)" : "it is full");
 	free(ends);

@@ -361,8 +361,8 @@ static void drop_reset(struct kvt_store *store)
 	file_pages = kvt_file_count(store->host->file).pages;
 	kvt_tier_unlock(store->tier);
 	kvt_store_drop(store);
-	kvt_store_say(store, "the cache was reset: %u pages of memory and %llu of a file are "
-		      "dropped", pages, (unsigned long long)file_pages);
+	kvt_store_say(store, "the cache was reset: %u page%s of memory and %llu of a file are "
+		      "dropped", pages, kvt_plural(pages), (unsigned long long)file_pages);
 }
 
 static void say_serving(const struct kvt_server *server)
@@ -370,19 +370,22 @@ static void say_serving(const struct kvt_server *server)
 	const struct kvt_store *store = server->store;
 	const struct kvt_host *host = store->host;
 	struct kvt_file_counts file;
+	uint32_t n;
 
 	kvt_tier_lock(store->tier);
+	n = store->tier->index.n_entries;
 	file = kvt_file_count(host->file);
 	kvt_tier_unlock(store->tier);
 	if (!host->options.ram_bytes)
 		kvt_store_say(store, "serving at %s, no page is kept", server->name.path);
 	else if (!host->file)
-		kvt_store_say(store, "serving at %s, %u pages of memory", server->name.path,
-			      store->tier->index.n_entries);
+		kvt_store_say(store, "serving at %s, %u page%s of memory", server->name.path, n,
+			      kvt_plural(n));
 	else
-		kvt_store_say(store, "serving at %s, %u pages of memory, %llu of %llu pages in %s",
-			      server->name.path, store->tier->index.n_entries,
-			      (unsigned long long)file.pages, (unsigned long long)file.room_pages,
+		kvt_store_say(store, "serving at %s, %u page%s of memory, %llu of %llu page%s in "
+			      "%s",
+			      server->name.path, n, kvt_plural(n), (unsigned long long)file.pages,
+			      (unsigned long long)file.room_pages, kvt_plural(file.room_pages),
 			      host->options.file.path);
 }
 
@@ -409,7 +412,7 @@ static int begin_session(struct kvt_server *server, const uint64_t before[2])
 	kvt_tier_lock(store->tier);
 	pages = store->tier->index.n_found;
 	kvt_tier_unlock(store->tier);
-	kvt_store_say(store, "connected again; %u pages are kept", pages);
+	kvt_store_say(store, "connected again; %u page%s kept", pages, kvt_plural(pages));
 	if (memcmp(before, store->instance, sizeof(store->instance)) != 0)
 		kvt_server_drop_peers(server);
 	return 0;
@@ -831,8 +834,9 @@ static int run(struct all *all)
 	sigaction(SIGHUP, &action, NULL); /* of a terminal that is closed */
 	rc = kvt_workers_start(&all->host.workers, all->host.options.n_workers);
 	rc = rc == 0 ? add_sides(all, &why) :
-	     kvt_store_fail(&why, rc, "cannot start %u threads: %s, or make --workers smaller",
-			    all->host.options.n_workers, KVT_THREAD_CURE);
+	     kvt_store_fail(&why, rc, "cannot start %u thread%s: %s, or make --workers smaller",
+			    all->host.options.n_workers,
+			    kvt_plural(all->host.options.n_workers), KVT_THREAD_CURE);
 	if (rc != 0)
 		fprintf(stderr, "kvtstored: %s\n", why.text);
 	else if (await_first(&all->host))

@@ -13,6 +13,7 @@
 #include "shm/clock.h"
 #include "shm/racy.h"
 #include "store/store.h"
+#include "tools/util.h"
 
 #define AGAIN_NS 100000000ull /* until another attempt to withdraw */
 #define SECOND_NS 1000000000ull
@@ -101,9 +102,10 @@ static int remove_path(struct kvt_store *store, const struct path *path)
 	       (rc == -ENOSPC || rc == -E2BIG || too_many_keys(store, rc)))
 		remove.n_keys -= size;
 	if (rc == 0 && result.state)
-		kvt_store_say(store, "a prefix of %u pages is withdrawn from page %u on; %u leases "
-			      "hold it: their next COMMIT is told", path->n_keys / size,
-			      remove.n_keys / size, result.lock_ref);
+		kvt_store_say(store, "a prefix of %u page%s is withdrawn from page %u on; %u "
+			      "lease%s held it, told by the next COMMIT", path->n_keys / size,
+			      kvt_plural(path->n_keys / size), remove.n_keys / size,
+			      result.lock_ref, kvt_plural(result.lock_ref));
 	kvt_result_release(store->client, &result);
 	kvt_namespace_close(store->client, remove.namespace_id);
 	return rc;

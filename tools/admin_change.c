@@ -123,7 +123,7 @@ static int simple(struct kvt_admin *admin, struct kvt_message_admin *request,
 	if (rc < 0)
 		return kvt_admin_exit(admin, rc);
 	if (!admin->json) {
-		printf(sentence, (unsigned long long)request->total);
+		printf(sentence, (unsigned long long)request->total, kvt_plural(request->total));
 		printf("\n");
 		return KVT_EXIT_OK;
 	}
@@ -141,7 +141,7 @@ int kvt_admin_evict(struct kvt_admin *admin)
 
 	if (one_number(admin, &request.argument))
 		return KVT_EXIT_USAGE;
-	return simple(admin, &request, NULL, 0, "evicted", "evicted %llu pages");
+	return simple(admin, &request, NULL, 0, "evicted", "evicted %llu page%s");
 }
 
 int kvt_admin_reset(struct kvt_admin *admin)

@@ -100,7 +100,8 @@ static void client_text(struct list *list, const struct kvt_admin_client *client
 	snprintf(session, sizeof(session), "%u", client->session);
 	snprintf(pid, sizeof(pid), "%d", client->pid);
 	snprintf(uid, sizeof(uid), "%u", client->uid);
-	snprintf(suspected, sizeof(suspected), "  %u pages suspected", client->suspected);
+	snprintf(suspected, sizeof(suspected), "  %u page%s suspected", client->suspected,
+			 kvt_plural(client->suspected));
 	snprintf(rank, sizeof(rank), "rank %u of %u", client->rank, client->n_ranks);
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
 		if (client->rank) /* a member holds nothing itself */

@@ -168,15 +168,17 @@ static void status_hits_text(const struct kvt_admin_status *status)
 	const struct kvt_counters *counters = &status->counters;
 	char rate[32], refused[256];
 
-	printf("hits\n  %llu of %llu positions (%s), %llu of them computed by another session, "
+	printf("hits\n  %llu of %llu position%s (%s), %llu of them computed by another session, "
 	       "%llu more by looking on\n", (unsigned long long)counters->hit_positions,
 	       (unsigned long long)counters->input_positions,
+	       kvt_plural(counters->input_positions),
 	       kvt_rate_text(counters->hit_positions, counters->input_positions, rate,
 			     sizeof(rate)),
 	       (unsigned long long)counters->shared_hit_positions,
 	       (unsigned long long)counters->advanced_positions);
-	printf("refused\n  %s attempts%s\n",
+	printf("refused\n  %s attempt%s%s\n",
 	       kvt_refused_text(status->refused, refused, sizeof(refused)),
+	       kvt_plural(kvt_refused_all(status->refused)),
 	       counters->refusals ? "; positions of what was refused are in no rate" : "");
 	printf("  %llu connection%s since this process began%s\n",
 	       (unsigned long long)status->refused_connections,
@@ -220,9 +222,9 @@ static void status_text(const struct kvt_admin_status *status)
 	status_starts_text(status);
 	if (status->log_error)
 		printf("the operation log ended early: %s\n", strerror(-status->log_error));
-	printf("%u pages of %u positions and %s in a %s pool of %u x %s; arena %s, ledger %s; "
+	printf("%u pages of %u position%s and %s in a %s pool of %u x %s; arena %s, ledger %s; "
 	       "policy %s\n",
-	       status->n_pages, status->page_size,
+	       status->n_pages, status->page_size, kvt_plural(status->page_size),
 	       kvt_size_text(status->page_bytes, first, sizeof(first)),
 	       kvt_backend_text(status->backend), status->n_slabs,
 	       kvt_size_text(status->pool_bytes, second, sizeof(second)),
@@ -232,17 +234,19 @@ static void status_text(const struct kvt_admin_status *status)
 	if (status->fingerprint[0])
 		printf("geometry %s\n", status->fingerprint);
 	status_pages_text(status);
-	printf("tree\n  %llu of %u nodes, %llu locked, %llu namespaces; nodes per path: p50 %u, "
+	printf("tree\n  %llu of %u nodes, %llu locked, %llu namespace%s; nodes per path: p50 %u, "
 	       "p99 %u\n", (unsigned long long)counters->live_nodes, status->max_nodes,
 	       (unsigned long long)counters->locked_nodes,
-	       (unsigned long long)counters->live_namespaces, status->path_nodes_p50,
+	       (unsigned long long)counters->live_namespaces,
+	       kvt_plural(counters->live_namespaces), status->path_nodes_p50,
 	       status->path_nodes_p99);
 	if (counters->live_nodes + spare >= status->max_nodes)
 		printf("  OUT OF NODES: leaves are evicted for nodes, and pages stay unused: raise "
 		       "max_nodes\n");
-	printf("sessions\n  %llu sessions, %llu leases, %llu of them stale (can never commit)",
+	printf("sessions\n  %llu session%s, %llu lease%s, %llu of them stale (can never commit)",
 	       (unsigned long long)counters->live_sessions,
-	       (unsigned long long)counters->live_leases,
+	       kvt_plural(counters->live_sessions), (unsigned long long)counters->live_leases,
+	       kvt_plural(counters->live_leases),
 	       (unsigned long long)status->stale_locks);
 	if (status->oldest_lease)
 		printf("; the oldest: lease %u of session %u, %s", status->oldest_lease,
@@ -250,22 +254,25 @@ static void status_text(const struct kvt_admin_status *status)
 		       kvt_age_text(status->oldest_lease_age_ns, first, sizeof(first)));
 	printf("\n");
 	status_hits_text(status);
-	printf("gone\n  %llu pages evicted, %llu expired, %llu removed, %llu reset",
-	       (unsigned long long)counters->evicted_pages,
+	printf("gone\n  %llu page%s evicted, %llu expired, %llu removed, %llu reset",
+	       (unsigned long long)counters->evicted_pages, kvt_plural(counters->evicted_pages),
 	       (unsigned long long)counters->expired_pages,
 	       (unsigned long long)counters->removed_pages,
 	       (unsigned long long)counters->reset_pages);
 	if (counters->suspected_pages)
-		printf("; %llu reports of pages with other KV than computed (kvtctl clients)",
-		       (unsigned long long)counters->suspected_pages);
+		printf("; %llu report%s of pages with other KV than computed (kvtctl clients)",
+		       (unsigned long long)counters->suspected_pages,
+		       kvt_plural(counters->suspected_pages));
 	printf("\n");
-	printf("prefill once\n  %llu positions not computed twice; %llu waits, %s in all, %llu "
-	       "taken over, %llu deadlines missed\n",
+	printf("prefill once\n  %llu position%s not computed twice; %llu wait%s, %s in all, %llu "
+	       "taken over, %llu deadline%s missed\n",
 	       (unsigned long long)counters->coalesced_positions,
-	       (unsigned long long)counters->waits,
+	       kvt_plural(counters->coalesced_positions), (unsigned long long)counters->waits,
+	       kvt_plural(counters->waits),
 	       kvt_age_text(counters->wait_ns, first, sizeof(first)),
 	       (unsigned long long)counters->takeovers,
-	       (unsigned long long)counters->deadline_misses);
+	       (unsigned long long)counters->deadline_misses,
+	       kvt_plural(counters->deadline_misses));
 	status_operations_text(status);
 }
 

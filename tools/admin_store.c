@@ -84,6 +84,7 @@ static bool are_one(const struct kvt_store_at *one, const struct kvt_store_at *o
 /* ---- status */
 
 #define N(name) ((unsigned long long)status->name)
+#define S(field) kvt_plural(status->field)
 
 /* Write "within 2 ms", or from where on the last bucket is. */
 static const char *bound_text(uint64_t ns, char *buffer, size_t bytes)
@@ -113,8 +114,8 @@ static void file_text(const struct kvt_store_status *status)
 {
 	char text[80];
 
-	printf("file\n  %llu of %llu pages (%.1f %%) in %s; %llu written, %llu not in time, %llu "
-	       "read, %llu damaged", N(file_pages), N(file_room_pages),
+	printf("file\n  %llu of %llu page%s (%.1f %%) in %s; %llu written, %llu not in time, %llu "
+	       "read, %llu damaged", N(file_pages), N(file_room_pages), S(file_room_pages),
 	       kvt_percent(status->file_pages, status->file_room_pages),
 	       kvt_size_text(status->file_bytes, text, sizeof(text)),
 	       N(file_written_pages), N(file_dropped_pages), N(file_read_pages),
@@ -122,9 +123,10 @@ static void file_text(const struct kvt_store_status *status)
 	printf("%s\n", time_text(&status->file_read_time, text, sizeof(text)));
 	printf("  %s", kvt_store_wear_text(status, text, sizeof(text)));
 	if (status->file_budget_bytes)
-		printf("; at most %s a second: %llu pages left unwritten, %llu of them had come "
+		printf("; at most %s a second: %llu page%s left unwritten, %llu of them had come "
 		       "back", kvt_size_text(status->file_budget_bytes, text, sizeof(text)),
-		       N(file_budget_dropped_pages), N(file_budget_used_pages));
+		       N(file_budget_dropped_pages), S(file_budget_dropped_pages),
+		       N(file_budget_used_pages));
 	printf("\n");
 }
 
@@ -146,11 +148,12 @@ static void host_text(const char *path, const struct kvt_store_status *status)
 	if (status->file_bytes)
 		file_text(status);
 	if (status->helper_starts)
-		printf("distributed store%s%s\n  its helper is %s, started %llu times; %llu pages "
-		       "written, %llu refused, %llu not in time, %llu read, %llu missing or "
+		printf("distributed store%s%s\n  its helper is %s, started %llu time%s; %llu "
+		       "page%s written, %llu refused, %llu not in time, %llu read, %llu missing or "
 		       "damaged\n", *status->helper_kind ? ": " : "", status->helper_kind,
 		       status->helper_ready ? "ready" : "not ready: the store's log says why",
-		       N(helper_starts), N(helper_written_pages), N(helper_refused_pages),
+		       N(helper_starts), S(helper_starts), N(helper_written_pages),
+		       S(helper_written_pages), N(helper_refused_pages),
 		       N(helper_dropped_pages), N(helper_read_pages), N(helper_bad_pages));
 }
 
@@ -158,8 +161,8 @@ static void scrub_text(const struct kvt_store_status *status)
 {
 	char rate[32], since[32], round[32];
 
-	printf("scrub\n  %llu pages read again, %llu damaged; %s a second for %s",
-	       N(scrubbed_pages), N(damaged_pages),
+	printf("scrub\n  %llu page%s read again, %llu damaged; %s a second for %s",
+	       N(scrubbed_pages), S(scrubbed_pages), N(damaged_pages),
 	       kvt_size_text(status->scrub_bytes, rate, sizeof(rate)),
 	       kvt_age_text(status->scrub_since_ns, since, sizeof(since)));
 	if (status->scrub_round_ns)
@@ -172,26 +175,29 @@ static void instance_text(const struct kvt_store_status *status)
 {
 	char text[80];
 
-	printf("pool\n  %llu pages\n", N(pool_pages));
-	printf("copies\n  %llu pages copied, %llu wait; %llu were evicted meanwhile, %llu found no "
-	       "place, %llu a full queue\n", N(copied_pages), N(queued_pages), N(spoiled_copies),
-	       N(refused_copies), N(dropped_pages));
+	printf("pool\n  %llu page%s\n", N(pool_pages), S(pool_pages));
+	printf("copies\n  %llu page%s copied, %llu to copy; %llu evicted meanwhile, %llu found no "
+	       "place, %llu a full queue\n", N(copied_pages), S(copied_pages), N(queued_pages),
+	       N(spoiled_copies), N(refused_copies), N(dropped_pages));
 	printf("fetches\n  %llu of %llu (%.1f %%) were answered with pages%s\n", N(hits),
 	       N(fetches), kvt_percent(status->hits, status->fetches),
 	       time_text(&status->fetch_time, text, sizeof(text)));
-	printf("loads\n  %llu pages in %llu loads, %llu of them ended early; %llu open with %llu "
-	       "pages%s\n", N(loaded_pages), N(loads), N(cut_loads), N(open_loads),
-	       N(loading_pages), time_text(&status->load_time, text, sizeof(text)));
-	printf("computed\n  %llu pages by clients, %llu of them were here\n", N(computed_pages),
-	       N(recomputed_pages));
+	printf("loads\n  %llu page%s in %llu load%s, %llu of them ended early; %llu open with %llu "
+	       "page%s%s\n", N(loaded_pages), S(loaded_pages), N(loads), S(loads), N(cut_loads),
+	       N(open_loads), N(loading_pages), S(loading_pages),
+	       time_text(&status->load_time, text, sizeof(text)));
+	printf("computed\n  %llu page%s by clients, %llu of them here\n", N(computed_pages),
+	       S(computed_pages), N(recomputed_pages));
 	if (status->scrub_bytes)
 		scrub_text(status);
-	printf("%s\n  %s ago; %llu pages computed since\n",
+	printf("%s\n  %s ago; %llu page%s computed since\n",
 	       status->loaded_pages ? "last load" : "started, nothing loaded",
-	       kvt_age_text(status->unloaded_ns, text, sizeof(text)), N(unloaded_pages));
+	       kvt_age_text(status->unloaded_ns, text, sizeof(text)), N(unloaded_pages),
+	       S(unloaded_pages));
 }
 
 #undef N
+#undef S
 
 /* Tell what the store has once, then what each of its instances in this folder did. Returns true
  * if nothing is wrong. */
@@ -277,7 +283,7 @@ static int store_drop(const struct kvt_admin *admin, const char *path)
 	}
 	pages = seen.status.pages + seen.status.file_pages;
 	if (!admin->json) {
-		printf("dropped %llu pages", (unsigned long long)pages);
+		printf("dropped %llu page%s", (unsigned long long)pages, kvt_plural(pages));
 		if (seen.status.instances > 1)
 			printf(" of %llu instances", (unsigned long long)seen.status.instances);
 		printf("\n");

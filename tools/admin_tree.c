@@ -250,8 +250,9 @@ static uint32_t draw_run(const struct drawing *drawing, uint32_t node)
 		node = tree->first[node];
 		at = &tree->nodes[node];
 	}
-	printf("%llu..%llu  %llu pages", (unsigned long long)begin,
-	       (unsigned long long)(begin + pages * tree->page_size), (unsigned long long)pages);
+	printf("%llu..%llu  %llu page%s", (unsigned long long)begin,
+	       (unsigned long long)(begin + pages * tree->page_size), (unsigned long long)pages,
+	       kvt_plural(pages));
 	if (sealed < pages)
 		printf(" (%llu announced)", (unsigned long long)(pages - sealed));
 	if (point)
@@ -335,12 +336,13 @@ static void draw_namespace(struct drawing *drawing, const struct kvt_admin_names
 	if (drawing->lines >= drawing->max_lines) {
 		drawing->hidden_namespaces++;
 	} else {
-		printf("namespace %u \"%s\": %llu pages cached (%llu evictable, %llu protected), "
-		       "%llu nodes\n", namespace->namespace_id, namespace->label,
+		printf("namespace %u \"%s\": %llu page%s cached (%llu evictable, %llu protected), "
+		       "%llu node%s\n", namespace->namespace_id, namespace->label,
 		       (unsigned long long)namespace->cached_pages,
+		       kvt_plural(namespace->cached_pages),
 		       (unsigned long long)namespace->evictable_pages,
 		       (unsigned long long)namespace->protected_pages,
-		       (unsigned long long)namespace->nodes);
+		       (unsigned long long)namespace->nodes, kvt_plural(namespace->nodes));
 		drawing->lines++;
 	}
 	drawing->tree->drawn[root] = true;
@@ -399,11 +401,13 @@ static void say_hidden(const struct drawing *drawing)
 	char namespaces[48] = "";
 
 	if (drawing->hidden_namespaces)
-		snprintf(namespaces, sizeof(namespaces), " and %llu more namespaces",
-			 (unsigned long long)drawing->hidden_namespaces);
+		snprintf(namespaces, sizeof(namespaces), " and %llu more namespace%s",
+			 (unsigned long long)drawing->hidden_namespaces,
+			 kvt_plural(drawing->hidden_namespaces));
 	if (drawing->hidden || drawing->hidden_namespaces)
-		printf("... and %llu more nodes%s (--lines, --depth show more, --json all)\n",
-		       (unsigned long long)drawing->hidden, namespaces);
+		printf("... and %llu more node%s%s (--lines, --depth show more, --json all)\n",
+		       (unsigned long long)drawing->hidden, kvt_plural(drawing->hidden),
+		       namespaces);
 }
 
 static int tree_text(struct tree *tree, uint64_t max_lines, uint64_t max_depth,

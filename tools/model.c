@@ -310,8 +310,9 @@ static int show(const struct kvt_admin *admin, const struct model *model,
 	if (ranks > 1)
 		printf(" --n-slabs=%llu", (unsigned long long)ranks);
 	printf("\n");
-	fprintf(stderr, "page: %u positions, %s; 1 GiB holds %llu positions%s; fingerprint: "
-		"kv=%s;layout=%s\n", page_size, kvt_size_text(page_bytes, size, sizeof(size)),
+	fprintf(stderr, "page: %u position%s, %s; 1 GiB holds %llu positions%s; fingerprint: "
+		"kv=%s;layout=%s\n", page_size, kvt_plural(page_size),
+		kvt_size_text(page_bytes, size, sizeof(size)),
 		(unsigned long long)((1ull << 30) / page_bytes * page_size),
 		ranks > 1 ? " of each rank" : "", text.kv_type,
 		text.layout);

@@ -173,17 +173,19 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 		return true;
 	}
 	if (status->damaged_pages) {
-		snprintf(why, bytes, "%llu cached pages were written after they were sealed, and "
-			 "were withdrawn: the store's log has the pages and times, the daemon's "
-			 "the processes (event=page_damaged); restart the store once the one "
-			 "that wrote is mended", (unsigned long long)status->damaged_pages);
+		snprintf(why, bytes, "%llu cached page%s changed after being sealed: withdrawn; "
+			 "the store's log has pages and times, the daemon's the processes "
+			 "(event=page_damaged); restart the store once the one that wrote is "
+			 "mended", (unsigned long long)status->damaged_pages,
+			 kvt_plural(status->damaged_pages));
 		return true;
 	}
 	if (status->file_bad_slots || status->file_closed) {
-		snprintf(why, bytes, "the disk of its file %s (%llu places are lost): the store's "
+		snprintf(why, bytes, "the disk of its file %s (%llu place%s lost): the store's "
 			 "log has the error; it does without them until it is restarted",
 			 status->file_closed ? "fails, or is slow: it is closed for a while" :
-			 "failed", (unsigned long long)status->file_bad_slots);
+			 "failed", (unsigned long long)status->file_bad_slots,
+			 kvt_plural(status->file_bad_slots));
 		return true;
 	}
 	if (status->helper_full) {
@@ -206,9 +208,9 @@ bool kvt_store_alarm(const struct kvt_store_status *status, char *why, size_t by
 	else if (status->recomputed_pages)
 		cause = "clients compute what it has: do they fetch before they begin, and do "
 			"prompts have --min-positions?";
-	snprintf(why, bytes, "nothing was loaded for %s, while clients computed %llu pages, and "
+	snprintf(why, bytes, "nothing was loaded for %s, while clients computed %llu page%s, and "
 		 "the pool holds %llu; %s", kvt_age_text(status->unloaded_ns, age, sizeof(age)),
-		 (unsigned long long)status->unloaded_pages,
+		 (unsigned long long)status->unloaded_pages, kvt_plural(status->unloaded_pages),
 		 (unsigned long long)status->pool_pages, cause);
 	return true;
 }

@@ -243,8 +243,9 @@ static void draw_head(struct top *top)
 	     kvt_size_text(status->pool_bytes, pool, sizeof(pool)),
 	     kvt_policy_text(status->policy), status->disabled ? "  CACHING DISABLED" : "",
 	     status->draining ? "  STOPPING" : "");
-	line(top, "%u pages of %u positions, %s each; nodes %llu of %u; namespaces %llu; "
+	line(top, "%u pages of %u position%s, %s each; nodes %llu of %u; namespaces %llu; "
 	     "turns that slept %.0f/s", status->n_pages - 1, status->page_size,
+	     kvt_plural(status->page_size),
 	     kvt_size_text(status->page_bytes, page, sizeof(page)),
 	     (unsigned long long)status->counters.live_nodes, status->max_nodes,
 	     (unsigned long long)status->counters.live_namespaces,

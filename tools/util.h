@@ -36,7 +36,7 @@ static inline double kvt_percent(uint64_t part, uint64_t all)
 	return all ? 100 * (double)part / (double)all : 0;
 }
 
-/** The end of a word of which there are n: "s", or nothing for one. */
+/** The end of a noun for n things: "s", or nothing for one. */
 static inline const char *kvt_plural(uint64_t n)
 {
 	return n == 1 ? "" : "s";

@@ -76,15 +76,17 @@ static void send_status(struct kvt_daemon *daemon)
 {
 	const struct kvt_counters *count = daemon->counters;
 	uint64_t hit = count->hit_positions, input = count->input_positions;
-	char text[sizeof(daemon->timers.status_text)];
+	char text[sizeof(daemon->timers.status_text)], rate[16] = "-"; /* of nothing */
 
+	if (input)
+		snprintf(rate, sizeof(rate), "%.1f %%", 100.0 * (double)hit / (double)input);
 	snprintf(text, sizeof(text),
-		 "%s%llu sessions, %llu leases; %llu of %u pages cached, %llu quarantined; "
-		 "hit rate %.1f %%", daemon->draining ? "stopping: " : "",
-		 (unsigned long long)count->live_sessions, (unsigned long long)count->live_leases,
+		 "%s%llu session%s, %llu lease%s; %llu of %u pages cached, %llu quarantined; "
+		 "hit rate %s", daemon->draining ? "stopping: " : "",
+		 (unsigned long long)count->live_sessions, count->live_sessions == 1 ? "" : "s",
+		 (unsigned long long)count->live_leases, count->live_leases == 1 ? "" : "s",
 		 (unsigned long long)count->cached_pages, daemon->core_config.n_pages - 1,
-		 (unsigned long long)count->quarantined_pages,
-		 input ? 100.0 * (double)hit / (double)input : 0.0);
+		 (unsigned long long)count->quarantined_pages, rate);
 	if (strcmp(text, daemon->timers.status_text) != 0 &&
 	    kvt_notify_send(&daemon->notify, "STATUS=%s\n", text))
 		memcpy(daemon->timers.status_text, text, sizeof(text));

@@ -295,8 +295,8 @@ static int print_answer(struct worker *worker, const struct generation *g,
 	if (worker->options.json)
 		return output(worker, print_json(worker, g, verdict) == 0);
 	printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first token, "
-	       "%u tokens]", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
-	       g->n_tokens - g->n_prompt);
+	       "%u token%s]", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
+	       g->n_tokens - g->n_prompt, g->n_tokens - g->n_prompt == 1 ? "" : "s");
 	if (verdict)
 		printf(" verify: %s (max abs %g, relative norm %g)",
 		       verdict->equal ? "same bits" : "DIFFERENT", verdict->max_abs,

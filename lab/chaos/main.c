@@ -210,8 +210,9 @@ static void print(struct chaos *chaos)
 	for (unsigned int i = 0; i < CHAOS_ACTIONS; i++)
 		printf("%s %llu %s", i ? "," : "", (unsigned long long)chaos->done[i],
 		       chaos_action_name(i));
-	printf("\nkilled          %llu workers, %llu daemons ended and were succeeded\n",
-	       (unsigned long long)chaos->killed_workers, (unsigned long long)chaos->restarts);
+	printf("\nkilled          %llu worker%s; %llu daemon%s ended, each with a successor\n",
+	       (unsigned long long)chaos->killed_workers, kvt_plural(chaos->killed_workers),
+	       (unsigned long long)chaos->restarts, kvt_plural(chaos->restarts));
 	if (chaos->options.store_pages)
 		printf("store           %llu of %llu fetches answered, %llu pages loaded, %llu "
 		       "loads cut\n", (unsigned long long)chaos->stored.hits,
@@ -227,8 +228,10 @@ static void print(struct chaos *chaos)
 	printf("patterns        %llu pages verified, %llu wrong\n",
 	       (unsigned long long)chaos->verified_pages,
 	       (unsigned long long)chaos->pattern_errors);
-	printf("audit           %llu problems; %llu pages cached, %llu free\n",
-	       (unsigned long long)chaos->problems, (unsigned long long)chaos->after.cached_pages,
+	printf("audit           %llu problem%s; %llu page%s cached, %llu free\n",
+	       (unsigned long long)chaos->problems, kvt_plural(chaos->problems),
+	       (unsigned long long)chaos->after.cached_pages,
+	       kvt_plural(chaos->after.cached_pages),
 	       (unsigned long long)chaos->after.free_pages);
 }
 
@@ -339,9 +342,9 @@ int kvt_chaos_main(int argc, char **argv)
 		chaos.seed = (uint64_t)getpid();
 	keep = parse(&chaos, argc, argv, &seconds);
 	chaos.random = kvt_trace_mix(chaos.seed);
-	printf("chaos: seed %llu, %llu s, %u workers, %u pages\n",
+	printf("chaos: seed %llu, %llu s, %u worker%s, %u pages\n",
 	       (unsigned long long)chaos.seed, (unsigned long long)seconds,
-	       chaos.options.workers, chaos.options.n_pages);
+	       chaos.options.workers, kvt_plural(chaos.options.workers), chaos.options.n_pages);
 	if (start(&chaos)) {
 		chaos.end_ns = kvt_now_ns() + (int64_t)seconds * 1000000000;
 		for (uint32_t i = 0; !*chaos.wrong && kvt_now_ns() < chaos.end_ns &&

@@ -244,13 +244,15 @@ static void print_rates(const struct kvt_replay_report *report, const struct tot
 	uint32_t n = report->options->n_instances;
 
 	if (n == 1)
-		printf("  one shared pool            %6.2f %%   (measured, %u workers)\n",
-		       100 * rate(totals->hits, totals->input), report->options->workers);
+		printf("  one shared pool            %6.2f %%   (measured, %u worker%s)\n",
+		       100 * rate(totals->hits, totals->input), report->options->workers,
+		       kvt_plural(report->options->workers));
 	else
-		printf("  %2u instances, %-12s%6.2f %%   (measured, %u workers)\n", n,
+		printf("  %2u instances, %-12s%6.2f %%   (measured, %u worker%s)\n", n,
 		       !report->options->store_pages ? "no store" :
 		       report->options->private_stores ? "a store each" : "one store",
-		       100 * rate(totals->hits, totals->input), report->options->workers);
+		       100 * rate(totals->hits, totals->input), report->options->workers,
+		       kvt_plural(report->options->workers));
 	for (int i = 0; i < KVT_ROUTERS && report->simulated; i++) {
 		const struct kvt_private_result *result = &report->private[i];
 
@@ -282,16 +284,19 @@ static void print_waits(const struct kvt_replay_report *report, const struct tot
 {
 	const struct kvt_counters *after = &report->after, *before = &report->before;
 
-	printf("computed        %" PRIu64 " positions\n", totals->computed);
+	printf("computed        %" PRIu64 " position%s\n", totals->computed,
+	       kvt_plural(totals->computed));
 	if (after->waits == before->waits)
 		return;
 	printf("waits           %" PRIu64 " for others' prefill, %.1f s in all; %" PRIu64
-	       " positions not computed twice; %" PRIu64 " taken over, %" PRIu64
-	       " deadlines missed\n", after->waits - before->waits,
+	       " position%s not computed twice; %" PRIu64 " taken over, %" PRIu64
+	       " deadline%s missed\n", after->waits - before->waits,
 	       (double)(after->wait_ns - before->wait_ns) / 1e9,
 	       after->coalesced_positions - before->coalesced_positions,
+	       kvt_plural(after->coalesced_positions - before->coalesced_positions),
 	       after->takeovers - before->takeovers,
-	       after->deadline_misses - before->deadline_misses);
+	       after->deadline_misses - before->deadline_misses,
+	       kvt_plural(after->deadline_misses - before->deadline_misses));
 }
 
 /* The verdict: a hit rate of the rest alone would hide them. */
@@ -299,15 +304,16 @@ static void print_refused(const struct kvt_replay_report *report, const struct t
 {
 	char attempts[256];
 
-	printf("REFUSED         %u of %u requests (%.1f %%): they count as input without a hit. "
+	printf("REFUSED         %u of %u request%s (%.1f %%): they count as input without a hit. "
 	       "Attempts %s. Fewer at a time (--workers, --concurrency) or a larger pool "
-	       "serves them\n", totals->refused, totals->served,
+	       "serves them\n", totals->refused, totals->served, kvt_plural(totals->served),
 	       kvt_percent(totals->refused, totals->served),
 	       kvt_refused_text(report->refused, attempts, sizeof(attempts)));
 }
 
 static void print_text(const struct kvt_replay_report *report, const struct totals *totals)
 {
+	uint64_t evicted = report->after.evicted_pages - report->before.evicted_pages;
 	const struct kvt_counters *peak = &report->peak;
 
 	printf("requests        %u in %.1f s (%u refused, %u lost with their worker, %u longer "
@@ -317,33 +323,39 @@ static void print_text(const struct kvt_replay_report *report, const struct tota
 	printf("hit positions   %" PRIu64 " (and %" PRIu64 " taken over from others while they "
 	       "computed them)\n", totals->hits, totals->look_on);
 	if (report->n_sides)
-		printf("points          %" PRIu64 " positions matched; %" PRIu64 " side pages now; "
-		       "%" PRIu64 " requests without room for a point\n", totals->matched,
-		       report->after.side_pages, totals->without_point);
+		printf("points          %" PRIu64 " position%s matched; %" PRIu64 " side page%s "
+		       "now; %" PRIu64 " request%s without room for a point\n", totals->matched,
+		       kvt_plural(totals->matched), report->after.side_pages,
+		       kvt_plural(report->after.side_pages), totals->without_point,
+		       kvt_plural(totals->without_point));
 	print_waits(report, totals);
 	if (report->options->asks_store)
 		printf("store           %" PRIu64 " of %" PRIu64 " fetches answered, %" PRIu64
-		       " pages loaded in %" PRIu64 " loads; %" PRIu64 " of its pages computed "
+		       " page%s loaded in %" PRIu64 " load%s; %" PRIu64 " of its pages computed "
 		       "again\n", report->store.hits, report->store.fetches,
-		       report->store.loaded_pages, report->store.loads,
+		       report->store.loaded_pages, kvt_plural(report->store.loaded_pages),
+		       report->store.loads, kvt_plural(report->store.loads),
 		       report->store.recomputed_pages);
 	printf("hit rate\n");
 	print_rates(report, totals);
-	printf("evictions       %" PRIu64 " pages; fallbacks %u; answers cut short %" PRIu64 "\n",
-	       report->after.evicted_pages - report->before.evicted_pages, totals->fallbacks,
+	printf("evictions       %" PRIu64 " page%s; fallbacks %u; answers cut short %" PRIu64 "\n",
+	       evicted, kvt_plural(evicted), totals->fallbacks,
 	       totals->cut_short);
-	printf("duplicates      %" PRIu64 " pages computed twice, kept once\n", totals->duplicates);
-	printf("pool            %u pages of %u positions; peak private %" PRIu64 ", cached %" PRIu64
-	       ", under locks %" PRIu64 ", quarantined %" PRIu64 " (sampled)\n",
-	       report->n_pages - 1, report->page_size, peak->private_pages, peak->cached_pages,
-	       peak->protected_pages, peak->quarantined_pages);
+	printf("duplicates      %" PRIu64 " page%s computed twice, kept once\n", totals->duplicates,
+	       kvt_plural(totals->duplicates));
+	printf("pool            %u pages of %u position%s; peak private %" PRIu64 ", cached "
+	       "%" PRIu64 ", under locks %" PRIu64 ", quarantined %" PRIu64 " (sampled)\n",
+	       report->n_pages - 1, report->page_size, kvt_plural(report->page_size),
+	       peak->private_pages, peak->cached_pages, peak->protected_pages,
+	       peak->quarantined_pages);
 	printf("nodes per path  p50 %u, p99 %u, most %u\n", totals->nodes_p50, totals->nodes_p99,
 	       totals->nodes_max);
 	print_latencies(totals);
 	printf("workers         %u, %u killed, %u failed\n", report->options->workers,
 	       report->workers_lost, report->workers_failed);
-	printf("patterns        %" PRIu64 " pages verified, %" PRIu64 " wrong\n",
-	       totals->verified_pages, totals->pattern_errors);
+	printf("patterns        %" PRIu64 " page%s verified, %" PRIu64 " wrong\n",
+	       totals->verified_pages, kvt_plural(totals->verified_pages),
+	       totals->pattern_errors);
 	if (report->problems)
 		printf("audit           %" PRIu64 " PROBLEMS, the first: %s\n", report->problems,
 		       report->first_problem);

@@ -38,6 +38,11 @@ class Report:
         print(f"WRONG {text}\n      {cure}")
 
 
+def _n(n: int, noun: str) -> str:
+    """As "1 page" or "2 pages"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Optional[Info]:
     """Look at a daemon, its pool and its clients. device: "cpu" or "cuda", where the engine
     computes. flags: the command that prints the daemon's options. None: there is no daemon."""
@@ -61,7 +66,7 @@ def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Op
     with contextlib.closing(client):
         info = client.info
         report.good(f"kvtrunkd, pid {info.daemon_pid}: {info.n_pages} pages of {info.page_size} "
-                    f"positions, {info.page_bytes} bytes each, {info.n_slabs} slabs, "
+                    f"positions, {info.page_bytes} bytes each, {_n(info.n_slabs, 'slab')}, "
                     f"fingerprint {info.fingerprint or 'not set'}")
         _pool(report, client, device, flags)
         if not info.kept:
@@ -133,16 +138,16 @@ def _look_at_clients(report: Report, socket: Optional[str]) -> None:
         who, held = f"{row['label']}, pid {row['pid']},", sessions.get(row["session"], row)
         if row["suspected"]:
             report.bad(f"{who} cached pages that other sessions computed otherwise: "
-                       f"{row['suspected']} reports",
+                       f"{_n(row['suspected'], 'report')}",
                        "end it; its model, weights or kernels differ from the others'. Then "
                        "`kvtctl reset` forgets what it cached")
         if row["exited"]:
             continue
         if row["quarantined"]:
-            report.bad(f"{who} keeps {row['quarantined']} pages in quarantine: its session has "
+            report.bad(f"{who} keeps {_n(row['quarantined'], 'page')} in quarantine: its session has "
                        "ended, the process lives",
                        f"end it, or `kvtctl fence {row['session']}` if it writes no more")
         elif (held["leases"] or held["private"]) and _is_stopped(row["pid"]):
-            report.bad(f"{who} is stopped, and its session holds {held['leases']} leases and "
-                       f"{held['private']} private pages",
+            report.bad(f"{who} is stopped, and its session holds "
+                       f"{_n(held['leases'], 'lease')} and {_n(held['private'], 'private page')}",
                        f"`kill -CONT {row['pid']}` lets it continue; its end gives all back")

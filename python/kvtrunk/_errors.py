@@ -195,6 +195,7 @@ def from_result(result: Any) -> Error:
     name = _text(lib.kvt_errno_name(result.error))
     text = f"{op}: {name}: {_text(lib.kvt_reason_text(result.reason))}"
     if result.error == -_errno.ENOSPC and result.needed:
-        text += f" ({result.needed} pages needed, {result.available} available)"
+        text += (f" ({result.needed} page{'' if result.needed == 1 else 's'} needed, "
+                 f"{result.available} available)")
     return from_parts(result.error, result.reason, text, available=result.available,
                       needed=result.needed)

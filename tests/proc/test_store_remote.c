@@ -186,7 +186,7 @@ TEST_WITH(kvtctl_tells_what_a_helper_does, start, stop)
 
 	keep_in_a(keys, 1);
 	must_tell("distributed store: folder");
-	must_tell("its helper is ready, started 1 times; 64 pages written, 0 refused, 0 not in");
+	must_tell("its helper is ready, started 1 time; 64 pages written, 0 refused, 0 not in");
 }
 
 TEST_WITH(kvtctl_tells_of_a_helper_that_is_not_ready, start_behind_a_gate, stop)

@@ -118,7 +118,7 @@ def test_a_stopped_engine_that_holds_pages(daemon, child, examine):
     with stopped(engine.process.pid):
         wrong, _, said = examine(daemon.socket)
     assert wrong == 1
-    assert f"an engine, pid {engine.process.pid}, is stopped, and its session holds 1 leases" in said
+    assert f"an engine, pid {engine.process.pid}, is stopped, and its session holds 1 lease" in said
     assert f"kill -CONT {engine.process.pid}" in said
     assert examine(daemon.socket)[0] == 0
 

@@ -253,7 +253,7 @@ def test_a_limit_that_holds_requests_back_is_named_once(daemon):
         for _ in range(3):
             assert begin(ring, 16, 1).lease is None
             assert ring.extend(begun.lease, 1) is None
-        assert len(said) == 1 and "begin: ENOSPC: " in said[0] and "1 pages needed, 0" in said[0]
+        assert len(said) == 1 and "begin: ENOSPC: " in said[0] and "1 page needed, 0" in said[0]
         ring.end(begun.lease, None)
 
 

@@ -85,7 +85,7 @@ expect 0 " blue .* 2 " "$kvtctl" namespaces
 expect 0 "namespace 1 \"blue\": 2 pages cached" "$kvtctl" tree
 expect 0 "0\.\.8  2 pages  keys 1 2 3 4 …  locks 2  uses 1" "$kvtctl" tree
 expect 0 "8\.\.16  2 pages \(2 announced\)  keys 20 21 22 23" "$kvtctl" tree
-expect 0 "and 1 more nodes" "$kvtctl" tree --depth 1
+expect 0 "and 1 more node " "$kvtctl" tree --depth 1
 expect 1 "no namespace is labelled 'red'" "$kvtctl" tree --namespace red
 expect 2 "usage: kvtctl .*tree" "$kvtctl" tree --depth deep
 expect 0 "page 1: cached at position 0 of node" "$kvtctl" page 1

@@ -73,7 +73,7 @@ TEST(a_store_whose_disk_failed_is_wrong_at_once)
 	struct kvt_store_status status = status_of(0, 0);
 
 	status.file_bad_slots = 2;
-	wrong(&status, "the disk of its file failed (2 places are lost)");
+	wrong(&status, "the disk of its file failed (2 places lost)");
 	status.file_closed = 1;
 	wrong(&status, "the disk of its file fails, or is slow: it is closed for a while");
 }

@@ -264,8 +264,8 @@ function drawFigures() {
 		`${rate(count.hit_positions, count.input_positions)} since the cache began. ` +
 		`Refused attempts: ${number(refused)} in the last hour, ` +
 		`${number(count.refusals)} since the cache began. ` +
-		`Refused connections: ${number(facts.refused_connections)} since the process began` +
-		(facts.refused_connections ? "; its log says why." : "."));
+		`Refused connections: ${number(facts.refused_connections)} ` +
+		`since the process began${facts.refused_connections ? "; its log says why" : ""}.`);
 	$("refused").hidden = !refused;
 	$("refused").textContent = `▲ ${plural(refused, "attempt")} refused in the last hour, ` +
 		"which no hit rate counts. Reasons since the cache began: " +
