@@ -161,6 +161,9 @@ static const char *parse_value(struct kvt_store_options *options, int option, co
 	case 's':
 		if (options->n_sockets == KVT_STORE_INSTANCES)
 			return "16 of them";
+		for (uint32_t i = 0; i < options->n_sockets; i++)
+			if (strcmp(options->sockets[i], text) == 0)
+				return "each once";
 		options->sockets[options->n_sockets++] = text;
 		options->several |= options->n_sockets > 1 || is_pattern(text);
 		return *text ? NULL : "a path";
