@@ -48,7 +48,7 @@ def stopped(folder, monkeypatch):
         late.cancel()
         os.kill(daemon.pid, signal.SIGCONT)
         assert not waited, "the scheduler waited for the daemon"
-        engine.run([])
+        until(ended, engine)  # and not before its stock is given back, which may come late
         until(all_pages_are_back, daemon)
         engine.theirs.shutdown()
 
