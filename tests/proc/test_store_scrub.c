@@ -398,7 +398,8 @@ TEST_WITH(what_others_loaded_of_a_wrong_copy_leaves_their_pools, start_two_slow,
 	do {
 		prompt = copy_damaged(0);
 		before = kvt_test_store_status(&sides[0].peer);
-		kvt_test_equal(fetch(1, prompt), N);
+		if (fetch(1, prompt) < N)
+			continue; /* found before it is loaded */
 		while (matched(1, prompt) < N && before.damaged_pages ==
 		       kvt_test_store_status(&sides[0].peer).damaged_pages)
 			;
@@ -425,8 +426,8 @@ TEST_WITH(what_was_written_of_a_wrong_copy_is_not_found_by_a_start, start_two_fi
 		while (kvt_test_store_status(&sides[0].peer).file_written_pages <
 		       before.file_written_pages + 5 * PAGES)
 			serve(0, other++);
-		kvt_test_equal(fetch(1, prompt), N);
-	} while (kvt_test_store_status(&sides[0].peer).damaged_pages > before.damaged_pages);
+	} while (fetch(1, prompt) < N ||
+		 kvt_test_store_status(&sides[0].peer).damaged_pages > before.damaged_pages);
 	await_damage(0, before.damaged_pages + 1);
 	for (uint32_t i = 0; i < SIDES; i++)
 		await_withdrawn(i, prompt, BAD * PAGE);

@@ -2,7 +2,7 @@
 $(O)/tests/worker/flip: $(O)/obj/tests/worker/flip.o $(O)/libkvtrunk.a
 	$(link_test) -ldl
 
-ATTENTION_TESTS += $(O)/tests/worker/flip
+TEST_PROGRAMS += $(O)/tests/worker/flip
 GPU_PROGRAMS += $(O)/tests/worker/flip
 
 # The worker's conversion from the library's view of a pool to the kernels'.
