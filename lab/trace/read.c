@@ -172,7 +172,7 @@ static ssize_t next_object(struct kvt_reader *reader, gzFile file)
 	}
 	gzerror(file, &code);
 	if (code != Z_OK && code != Z_STREAM_END)
-		return kvt_reader_complain(reader, code == Z_BUF_ERROR ?
+		return kvt_reader_complain(reader, "%s", code == Z_BUF_ERROR ?
 					   "the gzip data is cut short" : code == Z_ERRNO ?
 					   strerror(errno) : "damaged gzip data");
 	if (!n && reader->array)

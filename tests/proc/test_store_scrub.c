@@ -322,10 +322,12 @@ static bool copied_unfound(uint32_t side, const struct kvt_store_status *before,
 /* Copy a page after it was damaged, and all behind it. Returns the prompt. */
 static uint32_t copy_damaged(uint32_t side)
 {
-	for (uint32_t prompt = 1; prompt <= TRIES; prompt++) {
+	static uint32_t prompt = 1000; /* the store has those of earlier tries */
+
+	for (uint32_t tries = 0; tries < TRIES; tries++) {
 		struct kvt_store_status before;
 
-		insert(side, prompt, 3600000);
+		insert(side, ++prompt, 3600000);
 		await_readings(side, PAGES);
 		before = kvt_test_store_status(&sides[side].peer);
 		flip(side, page_of(side, prompt, BAD), 77);
