@@ -134,14 +134,12 @@ void kvt_device_close(struct kvt_device *device)
 	free(device);
 }
 
-/* Map the slab of a device. Not every driver maps it for reading only. */
+/* Map the slab of a device. IPC handles and some drivers have none for reading only: -ENOTSUP. */
 static int map_slab(struct kvt_client *client, int number, bool writes, struct kvt_pool *ret_pool)
 {
-	bool can = kvt_client_info(client)->backend == KVT_POOL_CUDA_VMM;
-	int rc = -ENOTSUP;
+	int rc = writes ? -ENOTSUP :
+		 kvt_pool_map_cuda(client, number, KVT_MAP_READ_ONLY, ret_pool);
 
-	if (!writes && can)
-		rc = kvt_pool_map_cuda(client, number, KVT_MAP_READ_ONLY, ret_pool);
 	return rc == -ENOTSUP ? kvt_pool_map_cuda(client, number, 0, ret_pool) : rc;
 }
 

@@ -26,6 +26,7 @@ int kvt_device_open(struct kvt_device **ret_device, struct kvt_error *why);
 /** After the clients that were mapped. NULL: does nothing. */
 void kvt_device_close(struct kvt_device *device);
 /** Map the slab of each device. ret_bases: n_slabs device pointers, unmapped with the client.
+ * writes: as for kvt_slabs_map().
  * -ENODEV: this process does not see the device of one; others as kvt_pool_map_cuda(). */
 int kvt_device_map(struct kvt_device *device, struct kvt_client *client, uint8_t **ret_bases,
 		   bool writes, struct kvt_error *why);
