@@ -660,12 +660,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
                              "the request is computed again, but for the tokens that it has")
             elif not isinstance(why, Stale):
                 self.engine.say(f"a request's KV stays private: {why}")
-        if not self.states:
-            self._flush()
-            self._settle()
+        self._settle()
 
     def _settle(self) -> None:
-        """Without requests, if vLLM makes no step then, wait until all is given back."""
+        """Without requests give back side pages, and, if vLLM makes no step then, wait until all is
+        given back."""
+        if self.states:
+            return
+        self._flush()
         if self.engine.steps_idle or self.engine.is_lost or any(self.in_flight):
             return
         try:
@@ -738,9 +740,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._free(state)
         if self.sides is not None:
             self.sides.free(request.request_id)
-        if not self.states:
-            self._flush()
-            self._settle()
+        self._settle()
 
     def _free(self, state: State) -> None:
         request = state.request
