@@ -9,6 +9,7 @@
 #include "kvtrunk_operations.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
+#include "shm/size.h"
 
 int kvt_client_fail(struct kvt_client *client, int code, int reason, const char *format, ...)
 {
@@ -33,7 +34,7 @@ static int fail_result(struct kvt_client *client, const struct kvt_result *resul
 	if (result->error == -ENOSPC && result->needed)
 		return kvt_client_fail(client, result->error, reason,
 				       "%s: %s: %s (%u page%s needed, %u available)", op, name,
-				       text, result->needed, result->needed == 1 ? "" : "s",
+				       text, result->needed, kvt_plural(result->needed),
 				       result->available);
 	if (result->error == -ENOBUFS || result->error == -EDQUOT)
 		return kvt_client_fail(client, result->error, reason, "%s: %s: %s (%s %u)", op,

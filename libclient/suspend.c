@@ -18,6 +18,7 @@
 #include "libclient/fail.h"
 #include "libclient/pool.h"
 #include "libclient/stream.h"
+#include "shm/size.h"
 
 /* Find the daemon's record of this session. */
 static int ask_session(struct kvt_client *client, struct kvt_admin_client *ret_record)
@@ -71,7 +72,7 @@ static int check_session(struct kvt_client *client)
 		return kvt_client_fail(client, -EBUSY, 0,
 				       "suspend: this client waits for %u answer%s: raise the "
 				       "fences of these operations, and take the answers",
-				       unanswered, unanswered == 1 ? "" : "s");
+				       unanswered, kvt_plural(unanswered));
 	rc = ask_session(client, &held);
 	if (rc != 0)
 		return rc;
@@ -79,8 +80,8 @@ static int check_session(struct kvt_client *client)
 		return kvt_client_fail(client, -EBUSY, 0,
 				       "suspend: this client holds %u lease%s and %u private "
 				       "page%s: end its sequences, unlock its leases and free its "
-				       "pages", held.n_leases, held.n_leases == 1 ? "" : "s",
-				       held.n_private, held.n_private == 1 ? "" : "s");
+				       "pages", held.n_leases, kvt_plural(held.n_leases),
+				       held.n_private, kvt_plural(held.n_private));
 	return 0;
 }
 

@@ -4,13 +4,20 @@
 
 /**
  * @file size.h
- * How sizes are written, in all programs: 64G, 64GB or 64GiB, in powers of 1,024.
+ * How numbers are written, in all programs. Sizes: 64G, 64GB or 64GiB, in powers of 1,024.
  */
 
 #include <ctype.h>
 #include <errno.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
+
+/** The end of a noun for n things: "s", or nothing for one. */
+static inline const char *kvt_plural(uint64_t n)
+{
+	return n == 1 ? "" : "s";
+}
 
 /** Read the unit behind a number: nothing, or K, M, G, T, with B or iB. Sets the number of bits by
  * which the number is shifted. -EINVAL: none of these. */

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "shm/clock.h"
+#include "shm/size.h"
 
 /** Exit codes of every kvtctl command. */
 enum kvt_exit {
@@ -34,12 +35,6 @@ bool kvt_interrupted(void);
 static inline double kvt_percent(uint64_t part, uint64_t all)
 {
 	return all ? 100 * (double)part / (double)all : 0;
-}
-
-/** The end of a noun for n things: "s", or nothing for one. */
-static inline const char *kvt_plural(uint64_t n)
-{
-	return n == 1 ? "" : "s";
 }
 
 /** Text that grows. All zero is empty. */

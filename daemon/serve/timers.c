@@ -28,6 +28,7 @@
 #include "daemon/setup/command.h"
 #include "shm/assert.h"
 #include "shm/clock.h"
+#include "shm/size.h"
 
 #define STATUS_INTERVAL_NS 2000000000ull
 #define OWED_INTERVAL_NS 10000000ull /* between retries after the manager's queue was full */
@@ -83,8 +84,8 @@ static void send_status(struct kvt_daemon *daemon)
 	snprintf(text, sizeof(text),
 		 "%s%llu session%s, %llu lease%s; %llu of %u pages cached, %llu quarantined; "
 		 "hit rate %s", daemon->draining ? "stopping: " : "",
-		 (unsigned long long)count->live_sessions, count->live_sessions == 1 ? "" : "s",
-		 (unsigned long long)count->live_leases, count->live_leases == 1 ? "" : "s",
+		 (unsigned long long)count->live_sessions, kvt_plural(count->live_sessions),
+		 (unsigned long long)count->live_leases, kvt_plural(count->live_leases),
 		 (unsigned long long)count->cached_pages, daemon->core_config.n_pages - 1,
 		 (unsigned long long)count->quarantined_pages, rate);
 	if (strcmp(text, daemon->timers.status_text) != 0 &&

@@ -29,6 +29,7 @@
 
 #include "daemon/setup/config.h"
 #include "kvt_cuda.h"
+#include "shm/size.h"
 
 /* The unit of cuMemAlloc; IPC shares whole units. */
 #define BLOCK_BYTES (2ull << 20)
@@ -301,7 +302,7 @@ static int find_device(struct cuda_state *state, const char *word, int count, in
 	}
 	snprintf(why, why_size, "devices names '%.60s', but the driver shows this process %d "
 		 "device%s, numbered from 0%s: see nvidia-smi -L and CUDA_VISIBLE_DEVICES", word,
-		 count, count == 1 ? "" : "s",
+		 count, kvt_plural((uint64_t)count),
 		 count == 1 ? " (under MIG a process sees one instance only)" : "");
 	return -ENODEV;
 }

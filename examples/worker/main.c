@@ -296,7 +296,7 @@ static int print_answer(struct worker *worker, const struct generation *g,
 		return output(worker, print_json(worker, g, verdict) == 0);
 	printf("\n[%u of %u prompt positions cached, %u prefilled, %.0f us to the first token, "
 	       "%u token%s]", g->cached, g->n_prompt, g->prefilled, g->ttft_us,
-	       g->n_tokens - g->n_prompt, g->n_tokens - g->n_prompt == 1 ? "" : "s");
+	       g->n_tokens - g->n_prompt, kvt_plural(g->n_tokens - g->n_prompt));
 	if (verdict)
 		printf(" verify: %s (max abs %g, relative norm %g)",
 		       verdict->equal ? "same bits" : "DIFFERENT", verdict->max_abs,
