@@ -45,6 +45,8 @@
 #define REQUEST_TIMEOUT_S 10 /* for a whole request, without the daemon's time */
 #define BACKLOG 16
 #define ACCEPT_PAUSE_NS 100000000 /* after a failure */
+/* More than are taken in: at its limit libmicrohttpd 0.9.75 never gives its lock back. */
+#define CONNECTIONS_MOST (2 * KVT_VISITORS_ROOM)
 
 struct server {
 	const char *socket_path; /* of kvtrunkd; NULL: the library's default */
@@ -81,6 +83,11 @@ static enum MHD_Result answer_metrics(struct server *server, struct MHD_Connecti
 				  text.used, MHD_RESPMEM_MUST_FREE);
 }
 
+static int descriptor(struct MHD_Connection *connection)
+{
+	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
 static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *url,
 			      const char *method, const char *version, const char *upload,
 			      size_t *upload_bytes, void **state)
@@ -96,6 +103,7 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 	/* First call: the headers. Last call: the body was read. */
 	if (!*state) {
 		*state = &seen;
+		kvt_visitors_asked(&server->visitors, descriptor(connection));
 		return MHD_YES;
 	}
 	if (*upload_bytes) {
@@ -120,28 +128,35 @@ static unsigned int seconds_until(int64_t then_ns)
 	return left <= 0 ? 1 : (unsigned int)(left / 1000000000 + 1);
 }
 
-/* Called before the first byte is read, and before the descriptor is closed. */
-static void come_or_go(void *context, struct MHD_Connection *connection, void **state,
-		       enum MHD_ConnectionNotificationCode what)
+/* Take a connection in and give it to the library, or close it. */
+static void welcome(struct server *server, int fd, const struct sockaddr *from, socklen_t from_bytes)
 {
-	const union MHD_ConnectionInfo *info =
-		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-	struct server *server = context;
-	struct itimerval set;
 	struct ucred peer = { .uid = KVT_VISITORS_ANYONE };
 	socklen_t bytes = sizeof(peer);
+	struct itimerval set;
 
-	(void)state;
-	if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
-		kvt_visitors_left(&server->visitors, info->connect_fd);
+	if (*server->name.path)
+		getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+	if (!kvt_visitors_came(&server->visitors, fd, peer.uid, kvt_now_ns())) {
+		close(fd);
 		return;
 	}
-	if (*server->name.path)
-		getsockopt(info->connect_fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-	kvt_visitors_came(&server->visitors, info->connect_fd, peer.uid, kvt_now_ns());
 	/* Makes the main thread set the next deadline. */
 	if (getitimer(ITIMER_REAL, &set) == 0 && !timerisset(&set.it_value))
 		alarm(1);
+	if (MHD_add_connection(server->http, fd, from, from_bytes) != MHD_YES)
+		kvt_visitors_left(&server->visitors, fd); /* closed */
+}
+
+/* Called before the first byte is read, and before the descriptor is closed. */
+static void begin_or_end(void *context, struct MHD_Connection *connection, void **state,
+			 enum MHD_ConnectionNotificationCode what)
+{
+	struct server *server = context;
+
+	(void)state;
+	if (what == MHD_CONNECTION_NOTIFY_CLOSED)
+		kvt_visitors_left(&server->visitors, descriptor(connection));
 }
 
 /* Accept until the server stops. A failure is told once, until one is accepted. */
@@ -158,7 +173,7 @@ static void *accept_all(void *context)
 
 		if (fd >= 0) {
 			failed = 0;
-			MHD_add_connection(server->http, fd, (struct sockaddr *)&from, bytes);
+			welcome(server, fd, (struct sockaddr *)&from, bytes);
 			continue;
 		}
 		if (errno == EINTR || errno == ECONNABORTED || errno == EINVAL) /* shut down */
@@ -181,10 +196,10 @@ static int start(struct server *server)
 						MHD_USE_NO_LISTEN_SOCKET,
 					0, NULL, NULL, handle, server,
 					MHD_OPTION_CONNECTION_LIMIT,
-					(unsigned int)KVT_VISITORS_ROOM,
+					(unsigned int)CONNECTIONS_MOST,
 					MHD_OPTION_CONNECTION_TIMEOUT,
 					(unsigned int)REQUEST_TIMEOUT_S,
-					MHD_OPTION_NOTIFY_CONNECTION, come_or_go, server,
+					MHD_OPTION_NOTIFY_CONNECTION, begin_or_end, server,
 					MHD_OPTION_END);
 	if (!server->http)
 		return -errno;

@@ -11,6 +11,14 @@ static void shut_down(struct kvt_visitor *visitor)
 	visitor->leaving = true;
 }
 
+static struct kvt_visitor *find(struct kvt_visitors *visitors, int fd)
+{
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
+		if (visitors->at[i].came && visitors->at[i].fd == fd)
+			return &visitors->at[i];
+	return NULL;
+}
+
 static bool is_served(const struct kvt_visitor *visitor)
 {
 	return visitor->came && !visitor->leaving;
@@ -25,13 +33,13 @@ static uint32_t count(const struct kvt_visitors *visitors, const uid_t *uid)
 	return n;
 }
 
-/* True if the server has a whole request to read. */
+/* True if the server has a whole request to read, or has read one. */
 static bool has_asked(const struct kvt_visitor *visitor)
 {
 	char head[2048];
 	ssize_t n = recv(visitor->fd, head, sizeof(head), MSG_PEEK | MSG_DONTWAIT);
 
-	return n > 0 && memmem(head, (size_t)n, "\r\n\r\n", 4);
+	return visitor->asked || (n > 0 && memmem(head, (size_t)n, "\r\n\r\n", 4));
 }
 
 /* Find the oldest connection of the user that has most: of those that have not asked, if there are
@@ -60,9 +68,10 @@ static struct kvt_visitor *find_victim(struct kvt_visitors *visitors)
 
 bool kvt_visitors_came(struct kvt_visitors *visitors, int fd, uid_t uid, int64_t now_ns)
 {
-	struct kvt_visitor *place = NULL;
+	struct kvt_visitor *place;
 
 	pthread_mutex_lock(&visitors->lock);
+	place = find(visitors, fd); /* of one that the server closed before it began to serve it */
 	for (size_t i = 0; i < KVT_VISITORS_ROOM && !place; i++)
 		if (!visitors->at[i].came)
 			place = &visitors->at[i];
@@ -71,19 +80,30 @@ bool kvt_visitors_came(struct kvt_visitors *visitors, int fd, uid_t uid, int64_t
 					       .deadline_ns = now_ns + visitors->patience_ns };
 		if (count(visitors, NULL) > KVT_VISITORS_MOST)
 			shut_down(find_victim(visitors));
-	} else {
-		shutdown(fd, SHUT_RDWR);
 	}
 	pthread_mutex_unlock(&visitors->lock);
 	return place;
 }
 
+void kvt_visitors_asked(struct kvt_visitors *visitors, int fd)
+{
+	struct kvt_visitor *visitor;
+
+	pthread_mutex_lock(&visitors->lock);
+	visitor = find(visitors, fd);
+	if (visitor)
+		visitor->asked = true;
+	pthread_mutex_unlock(&visitors->lock);
+}
+
 void kvt_visitors_left(struct kvt_visitors *visitors, int fd)
 {
+	struct kvt_visitor *visitor;
+
 	pthread_mutex_lock(&visitors->lock);
-	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
-		if (visitors->at[i].came && visitors->at[i].fd == fd)
-			visitors->at[i].came = 0;
+	visitor = find(visitors, fd);
+	if (visitor)
+		visitor->came = 0;
 	pthread_mutex_unlock(&visitors->lock);
 }
 

@@ -27,6 +27,7 @@ struct kvt_visitor {
 	uid_t uid;
 	uint64_t came; /* in this order; 0 = the place is free */
 	int64_t deadline_ns;
+	bool asked;    /* its request was read */
 	bool leaving;  /* shut down */
 };
 
@@ -39,8 +40,10 @@ struct kvt_visitors {
 	struct kvt_visitor at[KVT_VISITORS_ROOM];
 };
 
-/** Add an accepted connection. False: no place, and it was shut down. */
+/** Add an accepted connection, before the server gets it. False: no place. */
 bool kvt_visitors_came(struct kvt_visitors *visitors, int fd, uid_t uid, int64_t now_ns);
+/** The server has read the head of its request. */
+void kvt_visitors_asked(struct kvt_visitors *visitors, int fd);
 /** Remove a connection, before the server closes it. */
 void kvt_visitors_left(struct kvt_visitors *visitors, int fd);
 /** Shut down expired connections. Returns the next deadline, or INT64_MAX. */

@@ -108,10 +108,32 @@ TEST_WITH(all_of_a_request_has_a_deadline, begin, end)
 	assert_false(is_shut(1));
 }
 
-TEST_WITH(without_a_place_a_connection_is_shut_down_at_once, begin, end)
+TEST_WITH(who_is_being_served_gives_way_last, begin, end)
+{
+	for (size_t i = 0; i < KVT_VISITORS_MOST; i++) {
+		assert_true(kvt_visitors_came(&visitors, ours[i], KVT_VISITORS_ANYONE, 0));
+		if (i == 0)
+			kvt_visitors_asked(&visitors, ours[i]);
+	}
+	assert_true(kvt_visitors_came(&visitors, ours[KVT_VISITORS_MOST], KVT_VISITORS_ANYONE, 0));
+	assert_false(is_shut(0));
+	assert_true(is_shut(1));
+}
+
+TEST_WITH(without_a_place_none_is_taken_in, begin, end)
 {
 	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
 		assert_true(kvt_visitors_came(&visitors, ours[i], 1, 0));
 	assert_false(kvt_visitors_came(&visitors, ours[KVT_VISITORS_ROOM], 1, 0));
-	assert_true(is_shut(KVT_VISITORS_ROOM));
+	kvt_visitors_left(&visitors, ours[3]);
+	assert_true(kvt_visitors_came(&visitors, ours[KVT_VISITORS_ROOM], 1, 0));
+}
+
+TEST_WITH(a_number_that_comes_again_has_the_place_that_it_had, begin, end)
+{
+	for (size_t i = 0; i < KVT_VISITORS_ROOM; i++)
+		assert_true(kvt_visitors_came(&visitors, ours[i], 1, 0));
+	kvt_visitors_asked(&visitors, ours[5]);
+	assert_true(kvt_visitors_came(&visitors, ours[5], 1, 0)); /* the server closed it */
+	assert_false(visitors.at[5].asked);
 }
