@@ -129,7 +129,8 @@ static unsigned int seconds_until(int64_t then_ns)
 }
 
 /* Take a connection in and give it to the library, or close it. */
-static void welcome(struct server *server, int fd, const struct sockaddr *from, socklen_t from_bytes)
+static void welcome(struct server *server, int fd, const struct sockaddr *from,
+		    socklen_t from_bytes)
 {
 	struct ucred peer = { .uid = KVT_VISITORS_ANYONE };
 	socklen_t bytes = sizeof(peer);
