@@ -31,12 +31,12 @@ class Pool:
 
 
 class Engine(life.Engine):
-    """A scheduler, and a worker whose passes run later."""
+    """A scheduler, and a worker whose passes run later. eager: see Stream."""
 
-    def __init__(self, folder, pool, chance):
+    def __init__(self, folder, pool, chance, eager):
         super().__init__(folder, pool, chance, True, pages=PAGES, max_model_len=LONGEST,
                          max_num_seqs=6, max_num_batched_tokens=72)
-        self.stream = Stream(chance, 0.1)
+        self.stream = Stream(chance, eager)
 
     def turn(self):
         step = self.theirs.schedule()
@@ -89,7 +89,8 @@ def work(folder, monkeypatch, seed):
     heads = [chance.choices((0, 1), k=5 * PAGE) for _ in range(2)]
     with testing.daemon(**geometry(n_pages=PAGES, max_private_pages=PAGES)) as daemon:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
-        pair = [Engine(folder, pool, chance) for _ in range(2)]
+        # One lags, and the other uses at once what that one publishes or frees too early.
+        pair = [Engine(folder, pool, chance, eager) for eager in (0.02, 0.8)]
         try:
             life.run(chance, pair, REQUESTS, lambda: (
                 prompt(chance, heads), chance.choice((1, 2, 5, 40, LONGEST))))
