@@ -224,7 +224,8 @@ struct kvt_counters {
 	uint64_t victim_age_ns;
 	uint64_t side_pages;
 	uint64_t refusals;
-	uint64_t reserved[12]; /* so that a new counter moves nothing */
+	uint64_t damaged_pages;
+	uint64_t reserved[11]; /* so that a new counter moves nothing */
 };
 
 /** Eviction policies: the smallest key of the table goes first. */

@@ -86,7 +86,8 @@ _Static_assert(sizeof(struct kvt_section) == 32, "kvt_section");
 	X(COUNTER, suspected_pages, "Reports of a cached page whose KV is another than computed.") \
 	X(GAUGE, victim_age_ns, "Time from its last touch to its end of what was evicted last.")  \
 	X(GAUGE, side_pages, "Cached pages that hang on other cached pages, in sides.")           \
-	X(COUNTER, refusals, "Attempts refused for want of room, or at a limit.")
+	X(COUNTER, refusals, "Attempts refused for want of room, or at a limit.")                 \
+	X(COUNTER, damaged_pages, "REMOVEs of a page that was written after it was sealed.")
 
 enum kvt_counter_place {
 #define KVT_COUNTER_PLACE(kind, name, text) KVT_COUNTER_##name,

@@ -361,6 +361,7 @@ int kvt_remove_prefix(struct kvt_core *core, struct kvt_op_context *op, uint32_t
 	}
 	op->cqe->remove.lock_ref = core->nodes[walk.node].lock_ref;
 	kvt_detach(core, walk.node, KVT_NODE_REMOVED | damaged);
+	core->count->damaged_pages += damaged != 0;
 	*ret_removed = true;
 	return 0;
 }

@@ -97,6 +97,7 @@ int check_counters(struct kvt_oracle *o)
 	EXPECT_COUNTER(suspected_pages);
 	EXPECT_COUNTER(victim_age_ns);
 	EXPECT_COUNTER(refusals);
+	EXPECT_COUNTER(damaged_pages);
 	count_detached(o, &least, &most);
 	if (got->detached_pending < least || got->detached_pending > most)
 		return oracle_fail(o, "counter detached_pending: expected %llu to %llu, the record "

@@ -573,6 +573,7 @@ static int follow_detach(struct kvt_oracle *o, const struct kvt_event *event)
 		return oracle_fail(o, "DETACH of node %u, which is detached already", node->id);
 	if (record->sqe.op == KVT_OP_REMOVE) {
 		node->damaged = record->sqe.flags & KVT_F_DAMAGED;
+		o->counters.damaged_pages += node->damaged;
 		o->run.want.remove.lock_ref = node->locks;
 	}
 	model_detach(o, node, why);
