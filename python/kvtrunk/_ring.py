@@ -110,6 +110,7 @@ class Ring(Owner):
         self._result = ffi.new("struct kvt_result *")
         self._many = ffi.new("struct kvt_result[]", _REAP)
         self._fetched = ffi.new("struct kvt_fetched *")
+        self._counters = ffi.new("struct kvt_counters *")
         self.limit = ""
         """Why the last one that found no room did not: the daemon's reason."""
         self._busy = False
@@ -565,6 +566,14 @@ class Ring(Owner):
         self._submit_late()
         refused, self._refused = self._refused, []
         return refused
+
+    @property
+    def damaged_pages(self) -> int:
+        """How many cached pages were found damaged, of shared memory: while it is as before, no
+        COMMIT is refused as "damaged". As in the last look, if the daemon is inside an operation; 0
+        where it withholds its tree."""
+        lib.kvt_counters_read(self._handle, self._counters)
+        return int(self._counters.damaged_pages)
 
     @_whole
     def notice(self, ticket: int) -> Optional[int]:

@@ -6,7 +6,7 @@ import time
 import model
 import pytest
 
-pytest.register_assert_rewrite("engine", "indexer", "kills", "ranks", "routed", "router",
+pytest.register_assert_rewrite("engine", "faults", "indexer", "kills", "ranks", "routed", "router",
                               "sharing", "storing")
 
 

@@ -120,6 +120,29 @@ def await_cached(engine, n, seed=0):
         pass
 
 
+def test_who_reads_a_damaged_page_is_told_and_nothing_is_asked_without_damage(engines):
+    a, b = engines
+    first = a.begin("one", 100)
+    a.leases.give(first, 100)
+    a.leases.commit(first, 100, NONE, last=True)
+    await_cached(b, 96)
+    reader, other = b.begin("two", 100), b.begin("other", 50, seed=2)
+    assert reader.positions == 96
+    before = b.client.counters().operations
+    assert not b.leases.any_damaged([reader, other])
+    assert b.client.counters().operations == before
+    a.space.remove(list(keys(32)), damaged=True)
+    while not b.leases.any_damaged([reader, other]):
+        pass
+    assert reader.damaged and not other.damaged
+    while not a.leases.any_damaged([first]):
+        pass
+    late = b.begin("late", 50, seed=3)
+    before = b.client.counters().operations
+    assert not b.leases.any_damaged([other, late])
+    assert b.client.counters().operations == before
+
+
 def test_what_was_computed_twice_is_cached_once_and_its_own_until_its_end(engines):
     """What passes were launched on does not move."""
     a, b = engines
@@ -320,7 +343,7 @@ def test_ranks_decide_alike_from_what_rank_0_saw():
                 leases.is_held_back("two"), tell(leases.begin("big", space, keys(900, 2), 900))]
         leases.give(first, 100)
         seen += [leases.commit(first, 100, NONE, last=True), leases.probe(space, prompt)]
-        seen += [leases.room(first, 300),
+        seen += [leases.room(first, 300), leases.any_damaged([first]),
                  leases.see(lambda: tuple(vars(leases.reading()).values()))]
         leases.end(first, 110, keys(110)[100:])
         leases.reap()

@@ -511,17 +511,23 @@ class KvtrunkCache(BasePrefixCache):
     # ---- room
 
     def retract(self, batch: Any) -> Any:
-        """ScheduleBatch.retract_decode(): give back requests until the others have room; all of
-        them if need be, because another engine may hold the pool. SGLang would abort the last one.
-        """
+        """ScheduleBatch.retract_decode(): give back requests that read a damaged page, else others
+        until the rest has room; all of them if need be, because another engine may hold the pool.
+        SGLang would abort the last one."""
         from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import (
             NewTokenRatioTracker)
         keep = batch._get_decode_retraction_order(batch.reqs)
         retracted: list[Any] = []
+        damaged = 0
         while keep and (not retracted or not batch.check_decode_mem(selected_indices=keep)):
-            index = keep.pop()
+            index = next((index for index in keep if batch.reqs[index].last_node.damaged), keep[-1])
+            keep.remove(index)
             retracted.append(batch.reqs[index])
+            damaged += batch.reqs[index].last_node.damaged
             batch.release_req(index, len(keep))
+        if damaged:
+            logger.error("kvtrunk: pages that requests read were written after they were sealed: %d "
+                         "requests are computed again, but for the tokens that they have", damaged)
         batch.filter_batch(keep_indices=keep)
         ratio = NewTokenRatioTracker.estimate_new_token_ratio_after_retract(batch.reqs)
         return retracted, ratio, []

@@ -53,7 +53,8 @@ class Lease:
     """
 
     __slots__ = ("number", "pages", "positions", "cached", "given", "known", "spare", "locks",
-                 "shared", "written", "own", "theirs", "sealer", "__weakref__")
+                 "shared", "written", "own", "theirs", "sealer", "committed", "ticket", "asked",
+                 "damaged", "__weakref__")
 
     def __init__(self, positions: int = 0) -> None:
         self.number: Optional[tuple[int, int]] = None
@@ -81,6 +82,14 @@ class Lease:
         """The page to check, page `cached` of the lease."""
         self.sealer = 0
         """Who sealed that one."""
+        self.committed = 0
+        """Positions of the last COMMIT."""
+        self.ticket = 0
+        """Of that."""
+        self.asked = 0
+        """How many pages were damaged when it was asked last whether one of its own is."""
+        self.damaged = False
+        """One is: what was computed behind it is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +140,10 @@ class Leases:
         """What the pool had before that, as rank 0 saw it."""
         self._check_every = check_every()
         self._min_positions = min_positions()
+        self._damaged_pages = 0
+        """Before the last BEGIN."""
+        self._found: list[tuple[int, int]] = []
+        """Leases that read a damaged page, and are not told."""
         self._begin_checks()
 
     def continue_with(self, client: Client) -> None:
@@ -141,6 +154,7 @@ class Leases:
         self._waiting.clear()
         self._answered.clear()
         self._wait_ms.clear()
+        self._found.clear()
 
     def _ring(self, client: Client) -> Ring:
         # Where a lost session ends the engine, a daemon that does not answer is waited for.
@@ -281,6 +295,7 @@ class Leases:
         lease.cached = lease.given = begun.reusable // self.page_size
         lease.known = len(keys)
         lease.shared = len(keys) > 0
+        lease.committed, lease.asked = begun.reusable, self._damaged_pages
         self._live[begun.lease] = lease
         self._hold(lease.pages)
         if self._checks is not None and lease.cached and lease.shared:
@@ -329,7 +344,7 @@ class Leases:
 
     def _begin(self, ticket: int, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
         """ticket: of an earlier one, which may have been answered late."""
-        before = self.reading()
+        before, self._damaged_pages = self.reading(), self.ring.damaged_pages
         begun = self.ring.begun(ticket) or self.ring.begin(
             namespace._id, *arguments, root_key=namespace._root_key, **more)
         self._full = before if begun.lease is None and not begun.ticket else None
@@ -379,9 +394,11 @@ class Leases:
         done = lease.cached * self.page_size
         if not lease.shared or lease.theirs is not None or computed < done + self.page_size:
             return done
-        if not self.see(self._try, self.ring.commit, lease.number, computed, keys,
-                        lease.written or self._fence(), not last):
+        ticket = self.see(self._try, self.ring.commit, lease.number, computed, keys,
+                          lease.written or self._fence(), not last)
+        if not ticket:
             return done  # a later one, or the end, brings them
+        lease.ticket, lease.committed = ticket, computed
         lease.known += len(keys)
         pages = computed // self.page_size
         self.rows -= pages - lease.cached
@@ -410,6 +427,27 @@ class Leases:
         self._try(self.ring.end, number, fence, computed, keys)
         if lease.own is not None:
             self._try(self.ring.free, [lease.own], fence)
+
+    def any_damaged(self, leases: list[Lease]) -> bool:
+        """Whether one of these, whose prompts are computed, is known to read a page that was written
+        after it was sealed. Does not wait: without damage in the pool it is a look at shared memory,
+        else a COMMIT of nothing more asks, and a later call knows."""
+        for number in self.see(self._try, self._look, leases) or ():
+            if number in self._live:
+                self._live[number].damaged = True
+        return any(lease.damaged for lease in leases)
+
+    def _look(self, leases: list[Lease]) -> tuple[tuple[int, int], ...]:
+        damaged_pages = self.ring.damaged_pages
+        for lease in leases:
+            if lease.asked == damaged_pages or lease.number is None:
+                continue
+            ticket = self.ring.commit(lease.number, lease.committed, _EMPTY, None, True)
+            if ticket:
+                lease.ticket, lease.asked = ticket, damaged_pages
+        self.reap()
+        found, self._found = tuple(self._found), []
+        return found
 
     def unshare(self) -> None:
         """What runs publishes nothing more: it was computed before what comes now. What a late answer
@@ -455,7 +493,10 @@ class Leases:
         """Take the answers of COMMIT and END."""
         if self.follows:
             return
-        for _, error in self._try(self.ring.reap) or ():
+        for ticket, error in self._try(self.ring.reap) or ():
+            if error.reason == "damaged":
+                self._found += [number for number, lease in self._live.items()
+                                if lease.ticket == ticket]
             self._say_why(error)
 
     def forget(self, request: str) -> None:

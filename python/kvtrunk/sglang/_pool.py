@@ -406,10 +406,12 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
     def check_decode_capacity(self, *, num_tokens: int, tree_cache: Any, requests: Any = None,
                               spec_algorithm: Any = None) -> bool:
         """Get the pages of the next decode step. False: SGLang retracts requests; all of them when
-        the daemon is gone, to compute them again on the pool of the next."""
-        return not self.leases.lost and all(
-            self.leases.room(req.last_node, self._next(req, spec_algorithm))
-            for req in requests or ())
+        the daemon is gone, to compute them again on the pool of the next; those that read a damaged
+        page."""
+        reqs = requests or ()
+        return not self.leases.any_damaged([req.last_node for req in reqs]) and \
+            not self.leases.lost and all(
+                self.leases.room(req.last_node, self._next(req, spec_algorithm)) for req in reqs)
 
     def _next(self, req: Any, spec_algorithm: Any) -> int:
         """Positions that the row of a request has after the next decode step."""

@@ -2,12 +2,13 @@
 """Faults that no name knows, in an engine's model and in the pool's pages: the first check of two
 whole engines finds each."""
 import itertools
+import re
 
 import model
 import pytest
 from conftest import PAGE, geometry
-from engine import counters, expect_nothing_held, prompt, started
-from faults import layers, sealed_by
+from engine import counters, expect_nothing_held, prompt, started, until
+from faults import layers, scrubber, sealed_by
 from sharing import whole
 
 from kvtrunk import testing
@@ -87,6 +88,27 @@ def test_what_is_right_passes_chunked_and_batched(daemon, dtype, trusting):
         assert [answer["tokens"] for answer in found] == [
             answer["tokens"] for answer in a.generate(*more)]
     assert counters(daemon).suspected_pages == 0
+    expect_nothing_held(daemon)
+
+
+def test_a_stray_write_has_the_requests_that_read_it_computed_again(daemon, dtype, pair):
+    """While they decode: their last tokens are those of right KV. And so are those of the next one."""
+    a, text, more = pair[0], prompt(next(SEEDS), LENGTH), 30
+    pages, expected = sealed_by(daemon, a, text)
+    other = prompt(next(SEEDS), LENGTH)
+    with scrubber(daemon) as store, daemon.connect(any_geometry=True) as observer:
+        a.ask(do="generate", prompts=[text, [*text, 7], other], max_tokens=700)
+        until(lambda: counters(daemon).private_pages)
+        store.read_all()
+        layers(observer)[0][pages[2], 1] = 0
+        answers = [answer["tokens"] for answer in a.answer()]
+    again = re.findall(r"written after they were sealed: (\d) requests are computed again", a.said())
+    assert sum(map(int, again)) == 2
+    assert [len(tokens) for tokens in answers] == [700] * 3
+    if dtype == "float32":
+        for asked, tokens in zip((text, [*text, 7]), answers):
+            assert a.generate([*asked, *tokens[:-more]], max_tokens=more)[0]["tokens"] == tokens[-more:]
+        assert a.generate(text)[0]["tokens"] == expected
     expect_nothing_held(daemon)
 
 

@@ -83,10 +83,10 @@ def test_a_stray_write_has_the_request_that_reads_it_computed_again(daemon, pair
     """And the next one: it finds what lies in front of the page."""
     a, text = pair[0], prompt(next(SEEDS), LENGTH)
     pages, expected = sealed_by(daemon, a, text)
-    with scrubber(daemon) as read_all, daemon.connect(any_geometry=True) as observer:
+    with scrubber(daemon) as store, daemon.connect(any_geometry=True) as observer:
         a.ask(do="generate", prompts=[text], max_tokens=700)
         until(lambda: counters(daemon).private_pages)
-        read_all()
+        store.read_all()
         layers(observer)[0][pages[2], 1] = 0
         assert len(a.answer()[0]["tokens"]) == 700
         assert "was written after it was sealed" in a.said()
