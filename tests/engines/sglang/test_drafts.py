@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 
+import faults
 import heads
 import model
 import pytest
@@ -253,6 +254,10 @@ def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     for engine in (a, b):
         assert tokens(engine.answer()) == expected
     expect_nothing_held(daemon)
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_while_it_drafts(daemon, engines, order, kind):  # noqa: F811

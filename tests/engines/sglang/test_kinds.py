@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two engines of models whose KV is of another kind than Llama's: windows that SGLang turns off by
 itself or by an option, and the latent row of MLA. Daemon and options are those that `flags` prints."""
+import faults
 import model
 import pytest
 from conftest import PAGES, printed
@@ -70,6 +71,10 @@ def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
     assert [[answer["tokens"] for answer in engine.answer()] for engine in both] == expected
     expect_nothing_held(daemon)
     assert counters(daemon).suspected_pages == 0
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 
+import faults
 import pytest
 import sharing
 from conftest import PAGE, PAGES, geometry
@@ -211,6 +212,10 @@ def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
     for engine in (a, b):
         assert [answer["tokens"] for answer in engine.answer()] == expected
     expect_nothing_held(daemon)
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only

@@ -2,6 +2,7 @@
 """Speculative decoding with a draft layer (EAGLE), whose KV is in the pages."""
 import json
 
+import faults
 import model
 import pytest
 from conftest import PAGE, flags
@@ -63,6 +64,10 @@ def test_a_page_is_found_only_with_the_token_behind_it(daemon, engines):
         expected = private.generate(head + behind)[0]["tokens"]
         assert a.generate(head + behind)[0] == {"tokens": expected, "cached": cached}
     expect_nothing_held(daemon)
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_while_it_drafts(daemon, engines, order):  # noqa: F811

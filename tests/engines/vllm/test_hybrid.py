@@ -6,6 +6,7 @@ import math
 import random
 
 import conftest
+import faults
 import model
 import pytest
 import storing
@@ -181,6 +182,10 @@ def test_both_finish_all_in_a_pool_for_two_thirds(daemon, engines, kind, page):
 
 # With its point, without which nothing would be reused.
 test_what_other_traffic_evicted_is_loaded = storing.test_what_other_traffic_evicted_is_loaded
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811

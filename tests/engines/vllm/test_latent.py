@@ -2,6 +2,7 @@
 """Two engines of a model with MLA, as DeepSeek's: its one plane on pages of kv_layout = latent.
 serve_latent.py says what of vLLM's CPU backend stands aside."""
 import conftest
+import faults
 import model
 import pytest
 from engine import started
@@ -47,6 +48,10 @@ def engines(daemon, start, order):  # noqa: F811
 
 def test_b_reuses_what_only_a_computed(daemon, engines):
     expect_checked_reuse(daemon, *engines, page=PAGE)
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811

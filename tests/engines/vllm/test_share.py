@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole vLLM engines on one pool: what one computed, the other reads in place."""
+import faults
 import pytest
 import sharing
 from conftest import PAGE
@@ -44,6 +45,10 @@ def test_prompt_logprobs_read_nothing_from_the_cache(engines):
     text = prompt(next(SEEDS))
     first = a.generate(text)[0]["tokens"]
     assert b.generate(text, prompt_logprobs=1)[0] == {"tokens": first, "cached": 0}
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 # After these a shares nothing with b.

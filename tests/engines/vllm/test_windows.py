@@ -3,6 +3,7 @@
 switch of vLLM's: as a gpt-oss, a Gemma 3 and a Mistral 7B v0.1. The engine with a cache of its own
 frees what is out of a window."""
 import conftest
+import faults
 import model
 import pytest
 from conftest import PAGE
@@ -75,6 +76,10 @@ def test_both_finish_all_in_a_pool_for_two_thirds(daemon, engines):
         assert [answer["tokens"] for answer in engine.answer()] == expected
     until(all_pages_are_back, daemon)
     assert counters(daemon).suspected_pages == 0
+
+
+test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
+    faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 
 
 def test_a_kill_in_prefill(daemon, engines, order):  # noqa: F811
