@@ -17,11 +17,24 @@
 #define LATE_NS 25000000ull      /* what was not read in this time is not made up for */
 #define LOOKS_MOST 4096u         /* at once for a cached page: less than a millisecond */
 
+static size_t n_sums_of(const struct kvt_slabs *slabs)
+{
+	return (size_t)slabs->n_slabs * slabs->n_pieces;
+}
+
+uint64_t kvt_scrub_bytes(const struct kvt_info *info, const struct kvt_slabs *slabs)
+{
+	uint64_t sums = (info->n_pages + KVT_SCRUB_READS + 1ull) * n_sums_of(slabs);
+
+	return info->n_pages * sizeof(struct kvt_scrubbed) + sums * sizeof(uint32_t) +
+	       (slabs->device ? KVT_SCRUB_READS * slabs->record_bytes : 0);
+}
+
 int kvt_scrub_init(struct kvt_scrub *scrub, uint64_t rate, const struct kvt_known *known,
 		   const struct kvt_slabs *slabs)
 {
 	uint64_t scrubbed = scrub->scrubbed, damaged = scrub->damaged;
-	size_t n_pages = known->info.n_pages, n_sums = (size_t)slabs->n_slabs * slabs->n_pieces;
+	size_t n_pages = known->info.n_pages, n_sums = n_sums_of(slabs);
 
 	*scrub = (struct kvt_scrub){ .rate = rate, .scrubbed = scrubbed, .damaged = damaged,
 				     .n_sums = (uint32_t)n_sums };

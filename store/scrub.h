@@ -85,6 +85,8 @@ struct kvt_damage {
 	const uint32_t *first_sums; /* until there is another one */
 };
 
+/** Memory that reading pages of these sizes takes: most of it grows with the pool. */
+uint64_t kvt_scrub_bytes(const struct kvt_info *info, const struct kvt_slabs *slabs);
 /** Begin with a session. rate 0: does nothing. -ENOMEM. */
 int kvt_scrub_init(struct kvt_scrub *scrub, uint64_t rate, const struct kvt_known *known,
 		   const struct kvt_slabs *slabs);

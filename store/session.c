@@ -37,25 +37,34 @@ static int failed_client(const struct kvt_store *store, struct kvt_error *why)
 	return why->code;
 }
 
-/* Refuse more memory than there is, before any is touched: the kernel would kill this process, or
- * an engine. */
-static int check_memory(const struct kvt_store_options *options, uint64_t record_bytes,
-			struct kvt_error *why)
+/* Memory of the tiers, with their index and checksums. */
+static uint64_t bytes_of_tiers(const struct kvt_store_options *options, uint64_t record_bytes)
 {
 	uint64_t n = record_bytes ? options->ram_bytes / record_bytes : 0;
 	uint64_t entries = n < KVT_INDEX_MAX ? n : KVT_INDEX_MAX;
 	bool has_crcs = options->file.path || options->remote.command;
-	uint64_t needed = options->ram_bytes + kvt_index_bytes(entries) +
-			  has_crcs * entries * sizeof(uint32_t [4]);
+
+	return options->ram_bytes + kvt_index_bytes(entries) +
+	       has_crcs * entries * sizeof(uint32_t [4]);
+}
+
+/* Refuse more memory than there is, before any is touched: the kernel would kill this process, or
+ * an engine. `tiers`: bytes of those that are to be made; the scrubber's are the instance's. */
+static int check_memory(const struct kvt_store *store, uint64_t tiers, struct kvt_error *why)
+{
+	uint64_t sums = store->host->options.scrub_rate ?
+			kvt_scrub_bytes(kvt_client_info(store->client), &store->slabs) : 0;
 	uint64_t room = kvt_memory_free_bytes();
 	char needed_text[32], room_text[32];
 
-	if (needed <= room)
+	if (tiers + sums <= room)
 		return 0;
-	return kvt_store_fail(why, -ENOMEM, "memory and index need %s, and this host or cgroup has "
-			      "%s left: make --ram-bytes smaller, or raise the memory limit",
-			      kvt_size_text(needed, needed_text, sizeof(needed_text)),
-			      kvt_size_text(room, room_text, sizeof(room_text)));
+	return kvt_store_fail(why, -ENOMEM, "%s%s%s need %s, and this host or cgroup has %s left: "
+			      "%s, or raise the memory limit", tiers ? "memory and index" : "",
+			      tiers && sums ? " and " : "", sums ? "the checksums of --scrub" : "",
+			      kvt_size_text(tiers + sums, needed_text, sizeof(needed_text)),
+			      kvt_size_text(room, room_text, sizeof(room_text)),
+			      tiers ? "make --ram-bytes smaller" : "leave --scrub out");
 }
 
 /* Allocate a part of the memory: a page that is not there later is a store that dies. */
@@ -163,7 +172,7 @@ static int make_tiers(struct kvt_store *store, uint64_t record_bytes, struct kvt
 {
 	struct kvt_host *host = store->host;
 	const struct kvt_store_options *options = &host->options;
-	int rc = check_memory(options, record_bytes, why);
+	int rc = check_memory(store, bytes_of_tiers(options, record_bytes), why);
 
 	if (rc != 0)
 		return rc;
@@ -223,6 +232,8 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 		rc = kvt_store_fail(why, -EINVAL, "pages of %s have another size than those of the "
 				    "store: give it a store of its own, or restart this one",
 				    store->daemon_path);
+	else
+		rc = check_memory(store, 0, why);
 	pthread_mutex_unlock(&host->making);
 	return rc;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which page is read next, and what counts as damage, against a feed that is this test's. */
+#include <malloc.h>
 #include <string.h>
 #include <time.h>
 
@@ -239,6 +240,15 @@ TEST_WITH(a_turn_looks_at_a_part_of_the_pool, start, stop)
 	for (uint32_t i = 0; i < 2 * turns; i++)
 		assert_int_equal(read_right(), 0);
 	assert_int_equal(scrub.last_round_ns, 0);
+}
+
+/* What a start demands. */
+TEST_WITH(it_takes_the_memory_that_it_says, start, stop)
+{
+	uint64_t bytes = kvt_scrub_bytes(&info, &slabs);
+
+	assert_in_range(malloc_usable_size(scrub.pages) + malloc_usable_size(scrub.sums) +
+			malloc_usable_size(scrub.read_sums), bytes, bytes + 64);
 }
 
 TEST_WITH(no_more_is_read_than_its_rate, start, stop)
