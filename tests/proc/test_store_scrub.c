@@ -28,6 +28,8 @@
 #define BAD 10u /* the page that is damaged */
 #define OLD 20u /* pages that were copied before */
 #define TRIES 8u
+#define OTHERS 12u /* prompts */
+#define FEW 8u   /* pages: less than a tenth of a memory of four prompts */
 
 static struct kvt_test_side sides[SIDES];
 static struct kvt_test_store more[SIDES - 1];
@@ -172,8 +174,8 @@ static uint32_t matched(uint32_t side, uint32_t prompt)
 	return kvt_test_matched(sides[side].worker, sides[side].space, keys, N);
 }
 
-/* Wait until so many pages were read again since now. Then so many new ones were read, too: of four
- * that are read three are new. */
+/* Wait until so many pages were read again since now. Then twice as many new ones were read, too:
+ * of four that are read three are new, and one of eight of those is read again soon. */
 static void await_readings(uint32_t side, uint32_t n_pages)
 {
 	struct kvt_store_status status = kvt_test_store_status(&sides[side].peer);
@@ -416,18 +418,56 @@ TEST_WITH(what_others_loaded_of_a_wrong_copy_leaves_their_pools, start_two_slow,
 	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
 }
 
+/* Wait until so many pages were copied, and until those that have no room then are in the file.
+ * Returns how many pages are or were there. */
+static uint64_t await_written(uint64_t n_copied)
+{
+	uint64_t copied, written;
+
+	do {
+		struct kvt_store_status status = kvt_test_store_status(&sides[0].peer);
+
+		copied = status.copied_pages + kvt_test_store_status(&sides[1].peer).copied_pages;
+		written = status.file_written_pages;
+		if (copied >= n_copied && written + status.file_dropped_pages +
+		    status.room_pages >= copied)
+			return written;
+	} while (true);
+}
+
+/* Have what memory has leave it for the file: a few pages at a time, which are written before they
+ * leave. More would be dropped where computing is faster than the disk. By the other instance: new
+ * pages of that with the damage would be read before those that are damaged next. */
+static void push_out(void)
+{
+	static uint32_t prompt = 100000;
+	uint64_t enough = await_written(0) + 5 * PAGES, written;
+	uint32_t keys[FEW * PAGE];
+
+	do {
+		uint64_t copied = kvt_test_store_status(&sides[0].peer).copied_pages +
+				  kvt_test_store_status(&sides[1].peer).copied_pages;
+
+		kvt_test_keys(keys, FEW * PAGE, prompt++);
+		kvt_test_side_serve(&sides[1], keys, FEW * PAGE);
+		written = await_written(copied + FEW);
+	} while (written < enough);
+}
+
 /* From the file, where it was when the damage was found. */
 TEST_WITH(what_was_written_of_a_wrong_copy_is_not_found_by_a_start, start_two_file, stop_two_file)
 {
-	uint32_t prompt, other = 100;
 	struct kvt_store_status before;
+	uint32_t prompt;
 
+	/* So a round takes seconds. */
+	for (uint32_t i = 0; i < OTHERS; i++)
+		serve(0, 100 + i);
+	await_readings(0, OTHERS * PAGES / 2);
 	do {
 		prompt = copy_damaged(0);
 		before = kvt_test_store_status(&sides[0].peer);
-		while (kvt_test_store_status(&sides[0].peer).file_written_pages <
-		       before.file_written_pages + 5 * PAGES)
-			serve(0, other++);
+		push_out();
 	} while (fetch(1, prompt) < N ||
 		 kvt_test_store_status(&sides[0].peer).damaged_pages > before.damaged_pages);
 	await_damage(0, before.damaged_pages + 1);
