@@ -81,14 +81,31 @@ static void open_pool(struct stores *stores, const struct bench_options *options
 	memset(stores->pool.base, 1, POOL_BYTES / page_bytes * page_bytes);
 }
 
+/* Start a store and a client that asks it. scrub: bytes a second that it reads again, NULL: none */
+static void open_store(struct stores *stores, const struct bench_options *options,
+		       const char *scrub)
+{
+	char program[4096], why[512] = "";
+	const char *socket_path = stores->daemon.socket_path;
+	const char *flags[] = { "--ram-bytes", "512M", "--load-percent", "90", "--queue-pages",
+				"65536", scrub ? "--scrub" : NULL, scrub, NULL };
+
+	kvt_own_store_program(options->daemon, program, sizeof(program));
+	if (kvt_own_store_start(&stores->store, program, &socket_path, 1, flags, -1, why,
+				sizeof(why)))
+		bench_die("%s", why);
+	stores->asking = connect_to(&stores->daemon, NULL, &stores->asking_id);
+}
+
+static void close_store(struct stores *stores)
+{
+	kvt_own_store_stop(&stores->store);
+	kvt_client_close(stores->asking, KVT_IDLE);
+}
+
 static void open_all(struct stores *stores, const struct bench_options *options,
 		     uint64_t page_bytes)
 {
-	char program[4096], why[512] = "";
-	const char *socket_path;
-	const char *store_flags[] = { "--ram-bytes", "512M", "--load-percent", "90",
-				      "--queue-pages", "65536", NULL };
-
 	open_pool(stores, options, page_bytes);
 	stores->memory = kvt_map(COPY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 				 -1);
@@ -97,19 +114,13 @@ static void open_all(struct stores *stores, const struct bench_options *options,
 	kvt_map_huge(stores->memory, COPY_BYTES);
 	memset(stores->memory, 1, COPY_BYTES);
 	stores->keys = bench_alloc(COPY_BYTES / page_bytes * PAGE_SIZE, sizeof(*stores->keys));
-	kvt_own_store_program(options->daemon, program, sizeof(program));
-	socket_path = stores->daemon.socket_path;
-	if (kvt_own_store_start(&stores->store, program, &socket_path, 1, store_flags, -1, why,
-				sizeof(why)))
-		bench_die("%s", why);
-	stores->asking = connect_to(&stores->daemon, NULL, &stores->asking_id);
+	open_store(stores, options, NULL);
 }
 
 static void close_all(struct stores *stores)
 {
-	kvt_own_store_stop(&stores->store);
+	close_store(stores);
 	kvt_client_close(stores->client, KVT_IDLE);
-	kvt_client_close(stores->asking, KVT_IDLE);
 	kvt_own_daemon_stop(&stores->daemon);
 	munmap(stores->memory, COPY_BYTES);
 	free(stores->keys);
@@ -341,11 +352,74 @@ static void fetches(const struct bench_options *options)
 	     NULL, 0);
 }
 
+/* ---- a FETCH beside a scrubber */
+
+/* Ask for new keys until the answer. */
+static void ask_new(struct stores *stores, struct bench_samples *samples)
+{
+	struct kvt_request ask = { .op = KVT_OP_BEGIN, .namespace_id = stores->asking_id,
+				   .keys = stores->keys, .n_keys = FETCH_KEYS };
+	struct kvt_fetched fetched;
+	uint64_t start;
+
+	bench_new_keys(stores->keys, FETCH_KEYS);
+	start = bench_ticks();
+	if (kvt_fetch(stores->asking, &ask) != 1)
+		bench_die("stores: not asked");
+	while (kvt_fetch_poll(stores->asking, &fetched) == 0)
+		sched_yield();
+	bench_samples_add_any(samples, bench_ticks() - start);
+}
+
+/* Ask a store once it has copied all pages, and read them again if it does that. */
+static void ask_some(struct stores *stores, const struct bench_options *options, const char *scrub,
+		     uint32_t n_pages, struct bench_samples *samples)
+{
+	open_store(stores, options, scrub);
+	await_copied(stores, n_pages);
+	while (scrub && status_of(stores).scrubbed_pages < n_pages)
+		pause_shortly();
+	for (uint32_t i = 0; i < 2000; i++) {
+		ask_new(stores, samples);
+		pause_shortly();
+	}
+	close_store(stores);
+}
+
+/* The same store without it, in turns. A part of the pool is cached. */
+static void fetches_beside_scrub(const struct bench_options *options)
+{
+	uint32_t rounds = options->quick ? 2 : 20;
+	struct bench_samples beside = { 0 }, alone = { 0 };
+	uint32_t n_pages = COPY_BYTES / 65536;
+	struct bench_result line = { .name = "store_fetch_beside_scrub",
+				     .kind = "4,096 new keys, beside --scrub 2G",
+				     .floor_is = "the same without --scrub" };
+	struct stores stores;
+
+	open_pool(&stores, options, 65536);
+	stores.keys = bench_alloc(n_pages * PAGE_SIZE, sizeof(*stores.keys));
+	bench_new_keys(stores.keys, n_pages * PAGE_SIZE);
+	end(&stores, begin(&stores, n_pages * PAGE_SIZE), n_pages * PAGE_SIZE);
+	for (uint32_t i = 0; i < rounds; i++) {
+		ask_some(&stores, options, NULL, n_pages, &alone);
+		ask_some(&stores, options, "2G", n_pages, &beside);
+	}
+	kvt_client_close(stores.client, KVT_IDLE);
+	kvt_own_daemon_stop(&stores.daemon);
+	free(stores.keys);
+	line.value = bench_samples_take(&beside);
+	line.floor = bench_samples_take(&alone);
+	bench_emit(&line);
+	bench_aim("store: a FETCH beside --scrub 2G, p99", line.value.p99 / 1e6, "ms", 1, false);
+}
+
 void bench_stores(const struct bench_options *options)
 {
 	if (options->core)
 		return;
 	fetches(options);
+	fetches_beside_scrub(options);
 	copies(options, 1 << 20, "pages of 1 MiB");
 	copies(options, 64 << 10, "pages of 64 KiB");
 }
