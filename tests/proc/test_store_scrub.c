@@ -28,7 +28,7 @@
 #define BAD 10u /* the page that is damaged */
 #define OLD 20u /* pages that were copied before */
 #define TRIES 8u
-#define OTHERS 12u /* prompts */
+#define OTHERS 20u /* prompts */
 #define FEW 8u   /* pages: less than a tenth of a memory of four prompts */
 
 static struct kvt_test_side sides[SIDES];
