@@ -105,9 +105,14 @@ uint64_t kvt_file_bind(struct kvt_file *file, const uint64_t instance[2], uint64
 /** Forget all pages, also those that a start would find: what follows is of `epoch` of this cache.
  * NULL: nothing is done. */
 void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t epoch);
+/** Open a scan for kvt_file_forget(). NULL: nothing is done, here and there. */
+void kvt_file_scan_open(struct kvt_file *file, struct kvt_scan *scan);
+/** Look at a part of the pages. Returns true if all were looked at. */
+bool kvt_file_scan(struct kvt_file *file, struct kvt_scan *scan, uint32_t since);
 /** Forget, for all starts, the pages that were copied since a time: which pages are behind others
- * is not known here. What memory still has of them is written again. NULL: nothing is done. */
-void kvt_file_forget(struct kvt_file *file, uint32_t since);
+ * is not known here. What memory still has of them is written again. Closes the scan, which is
+ * done. With the lock of the memory. */
+void kvt_file_forget(struct kvt_file *file, struct kvt_scan *scan, uint32_t since);
 /** NULL: all 0. */
 struct kvt_file_counts kvt_file_count(const struct kvt_file *file);
 

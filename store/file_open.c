@@ -666,20 +666,43 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 	keep_dropped(file);
 }
 
-void kvt_file_forget(struct kvt_file *file, uint32_t since)
+void kvt_file_scan_open(struct kvt_file *file, struct kvt_scan *scan)
+{
+	if (!file)
+		return;
+	kvt_tier_lock(file->tier);
+	kvt_scan_open(&file->slots.scans, scan, file->slots.n);
+	kvt_tier_unlock(file->tier);
+}
+
+bool kvt_file_scan(struct kvt_file *file, struct kvt_scan *scan, uint32_t since)
+{
+	bool done;
+
+	if (!file)
+		return true;
+	kvt_tier_lock(file->tier);
+	done = kvt_slots_scan(&file->slots, scan, since);
+	kvt_tier_unlock(file->tier);
+	return done;
+}
+
+void kvt_file_forget(struct kvt_file *file, struct kvt_scan *scan, uint32_t since)
 {
 	struct kvt_slots *slots = file ? &file->slots : NULL;
+	uint32_t slot = 0;
 
 	if (!file)
 		return;
 	kvt_slots_cut_since(slots, since);
 	memcpy(file->head.cuts, slots->cuts, sizeof(slots->cuts));
 	keep_dropped(file);
-	for (uint32_t slot = 1; slot <= slots->n; slot++)
+	while ((slot = kvt_scan_next(scan, slot)) != 0)
 		if (kvt_slots_has(slots, slot) &&
 		    !kvt_slots_counts(slots, slots->names[slot - 1].number,
 				      kvt_slots_time(slots, slot)))
 			kvt_file_forget_slot(file, slot);
+	kvt_scan_close(&slots->scans, scan);
 }
 
 void kvt_file_close(struct kvt_file *file, const volatile int *stop, uint32_t most_s)

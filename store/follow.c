@@ -197,7 +197,8 @@ bool kvt_store_copy(struct kvt_store *store)
 		kvt_store_follow(store);
 	if (store->current) {
 		end_copies(store, n, true);
-		end_reads(store, n_read, true);
+		if (!store->withdrawal.open)
+			end_reads(store, n_read, true);
 	}
 	may = store->current && !store->reset && kvt_store_is_clean(store);
 	while (may && kvt_scrub_begin(&store->scrub, &store->known, &store->slabs, &store->jobs))

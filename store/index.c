@@ -246,6 +246,7 @@ void kvt_index_expect(struct kvt_index *index, uint32_t entry, const struct kvt_
 
 	memcpy(e->key, page->digest, sizeof(e->key));
 	kvt_hash_add(&index->table, entry);
+	kvt_scan_note(index->scans, entry);
 	e->state = KVT_INDEX_COMING;
 	e->round = index->round;
 	e->used = e->first = e->kept = e->passed = e->below = 0;
@@ -289,6 +290,7 @@ void kvt_index_join(struct kvt_index *index, uint32_t entry, uint32_t front)
 	if (e->front || !front || front == entry)
 		return;
 	add_pin(index, front);
+	kvt_scan_note(index->scans, entry);
 	e->front = front;
 }
 
@@ -359,16 +361,42 @@ static void forget(struct kvt_index *index, uint32_t entry)
 	e->round--;
 }
 
-void kvt_index_forget(struct kvt_index *index, uint32_t page, uint32_t since, uint32_t stays)
+/* True if an entry that counts may be forgotten, if it is behind a page. */
+static bool may_go(const struct kvt_index *index, uint32_t entry, uint32_t since)
+{
+	const struct kvt_index_entry *e = &index->entries[entry];
+
+	return e->state == KVT_INDEX_COMING || is_since(e, since);
+}
+
+bool kvt_index_scan(const struct kvt_index *index, struct kvt_scan *scan, uint32_t since)
+{
+	uint32_t looks = 0, entry;
+
+	while ((entry = kvt_scan_look(scan, &looks)) != 0) {
+		uint32_t front = index->entries[entry].front;
+
+		/* One that stays leaves a front that goes. */
+		if (counts(index, entry) && (may_go(index, entry, since) ||
+					     (front && may_go(index, front, since))))
+			kvt_scan_add(scan, entry);
+	}
+	return kvt_scan_is_done(scan);
+}
+
+void kvt_index_forget(struct kvt_index *index, struct kvt_scan *scan, uint32_t page,
+		      uint32_t since, uint32_t stays)
 {
 	uint8_t *marks = calloc(index->n_entries + 1ull, 1); /* NULL: all may be behind it */
+	uint32_t entry = 0;
 
+	KVT_ASSERT(kvt_scan_is_done(scan));
 	if (marks)
 		marks[page] = BEHIND;
-	for (uint32_t entry = 1; entry <= index->n_entries && marks; entry++)
+	while (marks && (entry = kvt_scan_next(scan, entry)) != 0)
 		if (kvt_index_is_found(index, entry) && is_since(&index->entries[entry], since))
 			is_behind(index, marks, entry);
-	for (uint32_t entry = 1; entry <= index->n_entries; entry++) {
+	while ((entry = kvt_scan_next(scan, entry)) != 0) {
 		const struct kvt_index_entry *e = &index->entries[entry];
 		bool lost = e->state == KVT_INDEX_COMING ||
 			    (entry != stays && is_since(e, since) &&
@@ -378,11 +406,12 @@ void kvt_index_forget(struct kvt_index *index, uint32_t page, uint32_t since, ui
 			forget(index, entry);
 	}
 	/* Entries that stay behind a forgotten one would keep it. */
-	for (uint32_t entry = 1; entry <= index->n_entries; entry++)
+	while ((entry = kvt_scan_next(scan, entry)) != 0)
 		if (counts(index, entry) && index->entries[entry].front &&
 		    !counts(index, index->entries[entry].front))
 			leave_front(index, entry);
 	free(marks);
+	kvt_scan_close(&index->scans, scan);
 }
 
 void kvt_index_pin(struct kvt_index *index, uint32_t entry)

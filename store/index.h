@@ -26,6 +26,7 @@
 
 #include "store/chain.h"
 #include "store/hash.h"
+#include "store/scan.h"
 
 #define KVT_INDEX_MAX (1u << 30)
 
@@ -63,6 +64,7 @@ struct kvt_index {
 	uint32_t clock; /* uses; wraps, and two of entries differ by less than half of its range */
 	uint32_t left;  /* last use of the entry that left last */
 	uint32_t round : 25; /* 1 more with each kvt_index_clear() */
+	struct kvt_scan *scans; /* open ones, for kvt_index_forget() */
 };
 
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
@@ -113,8 +115,13 @@ bool kvt_index_put_back(struct kvt_index *index, uint32_t entry);
 /** Forget all FOUND entries, in O(1): those without pins are free now, others at their last unpin.
  */
 void kvt_index_clear(struct kvt_index *index);
+/** Look at KVT_SCAN_LOOKS entries more for those that kvt_index_forget() judges. The scan is opened
+ * with `scans` and n_entries. Returns true if all were looked at. */
+bool kvt_index_scan(const struct kvt_index *index, struct kvt_scan *scan, uint32_t since);
 /** Forget an entry and all behind it that were copied since a time, but for the entry `stays`, and
- * all that are COMING. `page` 0: it is not here. An entry that lost its front may be behind it. */
-void kvt_index_forget(struct kvt_index *index, uint32_t page, uint32_t since, uint32_t stays);
+ * all that are COMING; and close the scan, which is done. `page` 0: it is not here. An entry that
+ * lost its front may be behind it. */
+void kvt_index_forget(struct kvt_index *index, struct kvt_scan *scan, uint32_t page,
+		      uint32_t since, uint32_t stays);
 
 #endif

@@ -441,6 +441,14 @@ static int connect_once(struct kvt_server *server)
 	return begin_session(server, before);
 }
 
+/* End the session, once what was found in its pool is withdrawn: copies outlive it. */
+static void disconnect(struct kvt_store *store)
+{
+	while (store->withdrawal.open)
+		kvt_store_withdraw(store);
+	kvt_store_disconnect(store);
+}
+
 /* Follow the feed. Returns how many records came, 0 also without a daemon. */
 static int follow(struct kvt_store *store)
 {
@@ -452,7 +460,7 @@ static int follow(struct kvt_store *store)
 	if (rc == -ETIMEDOUT || rc == -EOVERFLOW)
 		return 0;
 	kvt_store_say(store, "the daemon is gone: %s", kvt_client_error(store->client)->text);
-	kvt_store_disconnect(store);
+	disconnect(store);
 	if (!store->client)
 		kvt_add_full(&store->host->n_sessions, -1);
 	return 0;
@@ -476,8 +484,9 @@ static bool turn(struct kvt_store *store)
 	kvt_jobs_look(&store->jobs);
 	busy = load(store);
 	busy |= kvt_store_copy(store);
-	if (store->damage.n_pieces)
+	if (store->damage.n_pieces || store->withdrawal.open)
 		kvt_store_withdraw(store);
+	busy |= store->withdrawal.open;
 	if (busy && (store->host->remote || store->host->file))
 		kvt_store_wake(store->host->wake);
 	return busy;
@@ -792,7 +801,7 @@ static void release(struct all *all)
 		if (kvt_store_broken(&side->store))
 			broken = true;
 		else if (side->store.client)
-			kvt_store_disconnect(&side->store);
+			disconnect(&side->store);
 	}
 	if (all->host.has_filler)
 		pthread_join(all->host.filler, NULL);

@@ -138,6 +138,7 @@ void kvt_slots_publish(struct kvt_slots *slots, uint32_t slot, const struct kvt_
 	*name = (struct kvt_slot_name){ .number = number, .time = time };
 	memcpy(name->key, page->digest, sizeof(name->key));
 	kvt_hash_add(&slots->table, slot);
+	kvt_scan_note(slots->scans, slot);
 	slots->n_found++;
 }
 
@@ -154,6 +155,17 @@ void kvt_slots_clear(struct kvt_slots *slots)
 {
 	slots->first = slots->next_number;
 	slots->n_found = 0;
+}
+
+bool kvt_slots_scan(const struct kvt_slots *slots, struct kvt_scan *scan, uint32_t since)
+{
+	uint32_t looks = 0, slot;
+
+	while ((slot = kvt_scan_look(scan, &looks)) != 0)
+		if (kvt_slots_has(slots, slot) &&
+		    (!kvt_slots_time(slots, slot) || kvt_slots_time(slots, slot) >= since))
+			kvt_scan_add(scan, slot);
+	return kvt_scan_is_done(scan);
 }
 
 void kvt_slots_cut_since(struct kvt_slots *slots, uint32_t since)

@@ -22,6 +22,7 @@
 
 #include "store/chain.h"
 #include "store/hash.h"
+#include "store/scan.h"
 
 #define KVT_SLOTS_MAX (1u << 30)
 #define KVT_SLOTS_GROUP 128u
@@ -50,6 +51,7 @@ struct kvt_slots {
 	uint64_t first;        /* writes with a smaller number were dropped */
 	uint64_t next_number;
 	struct kvt_slots_cut cuts[KVT_SLOTS_CUTS]; /* the last one is the youngest */
+	struct kvt_scan *scans; /* open ones, for a cut */
 };
 
 /** Make a ring of 1 to KVT_SLOTS_MAX slots without a page, aligned to blocks. -ENOMEM. */
@@ -82,6 +84,9 @@ void kvt_slots_publish(struct kvt_slots *slots, uint32_t slot, const struct kvt_
 bool kvt_slots_counts(const struct kvt_slots *slots, uint64_t number, uint32_t time);
 /** Forget all pages, also those of writes that have a number already. */
 void kvt_slots_clear(struct kvt_slots *slots);
+/** Look at KVT_SCAN_LOOKS slots more for those with pages that were copied since a time. The scan
+ * is opened with `scans` and n. Returns true if all were looked at. */
+bool kvt_slots_scan(const struct kvt_slots *slots, struct kvt_scan *scan, uint32_t since);
 /** Let nothing count that was copied since a time, and has a number already. What slots have of it
  * is the caller's to forget. If there are many cuts, the two oldest become one and drop more. */
 void kvt_slots_cut_since(struct kvt_slots *slots, uint32_t since);

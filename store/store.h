@@ -117,6 +117,7 @@ struct kvt_store {
 	uint32_t copies_at, n_copies;
 	struct kvt_scrub scrub;
 	struct kvt_damage damage; /* found by it, n_pieces 0: none */
+	struct kvt_withdrawal withdrawal; /* of the last one */
 	uint64_t again_ns;  /* when to try again to withdraw; 0: it did not fail */
 	struct kvt_loads loads;
 };

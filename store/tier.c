@@ -369,12 +369,29 @@ void kvt_tier_clear(struct kvt_tier *tier)
 	kvt_store_release(&tier->drops, tier->drops + 1);
 }
 
-uint32_t kvt_tier_forget(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t since,
-			 uint32_t stays)
+void kvt_tier_scan_open(struct kvt_tier *tier, struct kvt_scan *scan)
+{
+	kvt_tier_lock(tier);
+	kvt_scan_open(&tier->index.scans, scan, tier->index.n_entries);
+	kvt_tier_unlock(tier);
+}
+
+bool kvt_tier_scan(struct kvt_tier *tier, struct kvt_scan *scan, uint32_t since)
+{
+	bool done;
+
+	kvt_tier_lock(tier);
+	done = kvt_index_scan(&tier->index, scan, since);
+	kvt_tier_unlock(tier);
+	return done;
+}
+
+uint32_t kvt_tier_forget(struct kvt_tier *tier, struct kvt_scan *scan, const struct kvt_chain *page,
+			 uint32_t since, uint32_t stays)
 {
 	uint32_t n_found = tier->index.n_found;
 
-	kvt_index_forget(&tier->index, kvt_index_look(&tier->index, page), since, stays);
+	kvt_index_forget(&tier->index, scan, kvt_index_look(&tier->index, page), since, stays);
 	kvt_store_release(&tier->withdrawals, tier->withdrawals + 1);
 	return n_found - tier->index.n_found;
 }

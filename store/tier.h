@@ -126,10 +126,15 @@ void kvt_tier_note_crc(struct kvt_tier *tier, uint32_t entry, const struct kvt_j
 
 /** Forget all pages, and those on their way. With the lock. */
 void kvt_tier_clear(struct kvt_tier *tier);
+/** Open a scan for kvt_tier_forget(). */
+void kvt_tier_scan_open(struct kvt_tier *tier, struct kvt_scan *scan);
+/** Look at a part of the pages. Returns true if all were looked at. */
+bool kvt_tier_scan(struct kvt_tier *tier, struct kvt_scan *scan, uint32_t since);
 /** Forget a page, and all behind it that was copied since a time, but for a pinned entry that
- * `stays`, 0: none does; and all that is on its way. With the lock. Returns the number of pages. */
-uint32_t kvt_tier_forget(struct kvt_tier *tier, const struct kvt_chain *page, uint32_t since,
-			 uint32_t stays);
+ * `stays`, 0: none does; and all that is on its way. Closes the scan, which is done. With the lock.
+ * Returns the number of pages. */
+uint32_t kvt_tier_forget(struct kvt_tier *tier, struct kvt_scan *scan, const struct kvt_chain *page,
+			 uint32_t since, uint32_t stays);
 
 /** Begin to copy the next queued page: its job is added. Returns 1; 0: there is none; -EAGAIN: many
  * that need no copy were looked at, call again. */

@@ -159,22 +159,24 @@ static uint32_t pin_right(struct kvt_store *store)
 }
 
 /* Forget wrong copies, and note the name of a damaged page for all instances: at once. */
-static void publish(struct kvt_store *store, const struct kvt_chain *name)
+static void publish(struct kvt_store *store)
 {
+	struct kvt_withdrawal *withdrawal = &store->withdrawal;
 	struct kvt_tier *tier = store->tier;
-	uint32_t since = wrong_since(&store->damage), stays, n;
+	uint32_t n;
 
 	kvt_loads_end(store);
-	stays = pin_right(store);
 	kvt_tier_lock(tier);
-	store->host->withdrawals[tier->withdrawals % KVT_WITHDRAWALS] = *name;
-	n = kvt_tier_forget(tier, name, since, stays);
-	kvt_file_forget(store->host->file, since);
+	store->host->withdrawals[tier->withdrawals % KVT_WITHDRAWALS] = withdrawal->name;
+	n = kvt_tier_forget(tier, &withdrawal->pages, &withdrawal->name, withdrawal->since,
+			    withdrawal->stays);
+	kvt_file_forget(store->host->file, &withdrawal->slots, withdrawal->since);
 	kvt_tier_unlock(tier);
-	if (stays)
-		kvt_tier_unpin(tier, stays, false);
-	kvt_store_say(store, "%u copies of it and of what is behind it are forgotten%s", n, stays ?
-		      "; its own is as it was, and stays" : "");
+	if (withdrawal->stays)
+		kvt_tier_unpin(tier, withdrawal->stays, false);
+	withdrawal->open = false;
+	kvt_store_say(store, "%u copies of it and of what is behind it are forgotten%s", n,
+		      withdrawal->stays ? "; its own is as it was, and stays" : "");
 }
 
 /* Take a withdrawal. False: it was too long ago. */
@@ -236,8 +238,10 @@ static void put_off(struct kvt_store *store, int rc)
 	store->again_ns = (uint64_t)kvt_now_ns() + AGAIN_NS;
 }
 
-void kvt_store_withdraw(struct kvt_store *store)
+/* Say what was found, and keep of it what the pool may not keep. */
+static void begin(struct kvt_store *store)
 {
+	struct kvt_withdrawal *withdrawal = &store->withdrawal;
 	const struct kvt_damage *damage = &store->damage;
 	const struct kvt_known_page *page = &store->known.pages[damage->page];
 	double seconds = (double)((uint64_t)kvt_now_ns() - damage->right_ns) / 1e9;
@@ -253,8 +257,24 @@ void kvt_store_withdraw(struct kvt_store *store)
 	if (store->host->remote)
 		kvt_store_say(store, "what the distributed store took in these %.1f s may be "
 			      "computed from it, and stays there", seconds);
-	publish(store, page->is_side ? &store->known.pages[page->parent].chain : &page->chain);
+	*withdrawal = (struct kvt_withdrawal){
+		.open = true, .since = wrong_since(damage), .stays = pin_right(store),
+		.name = page->is_side ? store->known.pages[page->parent].chain : page->chain,
+	};
+	kvt_tier_scan_open(store->tier, &withdrawal->pages);
+	kvt_file_scan_open(store->host->file, &withdrawal->slots);
 	store->damage.n_pieces = 0;
+}
+
+void kvt_store_withdraw(struct kvt_store *store)
+{
+	struct kvt_withdrawal *withdrawal = &store->withdrawal;
+
+	if (!withdrawal->open)
+		begin(store);
+	if (kvt_tier_scan(store->tier, &withdrawal->pages, withdrawal->since) &&
+	    kvt_file_scan(store->host->file, &withdrawal->slots, withdrawal->since))
+		publish(store);
 }
 
 /* ---- all instances */

@@ -824,17 +824,29 @@ TEST_WITH(what_is_dropped_after_a_failure_is_not_found_by_a_start, start, stop)
 	assert_false(comes_back(2));
 }
 
-/* Also one that is being written, and where names were not: headers tell what was dropped. */
+/* Look for pages that were copied since a time, among those that are in the file now. */
+static void scan_since(struct kvt_scan *scan, uint32_t since)
+{
+	kvt_file_scan_open(file, scan);
+	assert_true(kvt_file_scan(file, scan, since));
+}
+
+/* Also one that is being written, those that were while others were looked at, and where names were
+ * not: headers tell what was dropped. */
 TEST_WITH(what_was_copied_since_a_time_is_dropped_for_all_starts, start, stop)
 {
 	uint32_t old, young;
 
 	for (uint32_t orderly = 0; orderly < 2; orderly++) {
-		store_pages(1, 8);
+		struct kvt_scan scan;
+
+		store_pages(1, 5);
+		scan_since(&scan, COPIED + 5);
+		store_pages(6, 3);
 		old = put(2);
 		young = put(7); /* right, as far as the memory knows */
 		assert_true(leave(put(9)));
-		kvt_file_forget(file, COPIED + 5);
+		kvt_file_forget(file, &scan, COPIED + 5);
 		assert_true(tier.index.entries[old].kept);
 		assert_false(tier.index.entries[young].kept);
 		settle();
@@ -853,13 +865,15 @@ TEST_WITH(what_was_copied_since_a_time_is_dropped_for_all_starts, start, stop)
 TEST_WITH(a_page_of_an_unknown_time_is_dropped, start, stop)
 {
 	uint32_t entry = put(1);
+	struct kvt_scan scan;
 
 	tier.index.entries[entry].time = 0;
 	assert_true(leave(entry));
 	settle();
 	kvt_index_drop(&tier.index, entry);
 	assert_int_not_equal(slot_of(1), 0);
-	kvt_file_forget(file, UINT32_MAX);
+	scan_since(&scan, UINT32_MAX);
+	kvt_file_forget(file, &scan, UINT32_MAX);
 	assert_int_equal(slot_of(1), 0);
 	close_file(false);
 	assert_int_equal(open_file(), 0);

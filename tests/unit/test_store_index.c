@@ -517,9 +517,9 @@ static bool may_be_behind(uint32_t i, uint32_t page)
 	return i == page || lost_front[i];
 }
 
-static void put_tree(struct kvt_index *index)
+static void put_tree(struct kvt_index *index, uint32_t from, uint32_t to)
 {
-	for (uint32_t i = 0; i < ENTRIES; i++) {
+	for (uint32_t i = from; i < to; i++) {
 		struct kvt_chain page = name(i);
 		uint32_t entry = kvt_index_take(index);
 		struct kvt_index_entry *e = &index->entries[entry];
@@ -590,16 +590,56 @@ TEST(what_was_copied_behind_a_page_since_a_time_is_forgotten)
 		uint32_t root = (uint32_t)rand() % (ENTRIES + 4);
 		uint32_t stays = (uint32_t)rand() % ENTRIES;
 		struct kvt_chain page = name(root);
+		struct kvt_scan scan;
 
 		assert_int_equal(kvt_index_init(&index, ENTRIES), 0);
-		put_tree(&index);
+		put_tree(&index, 0, ENTRIES / 2);
+		kvt_scan_open(&index.scans, &scan, ENTRIES);
+		scan.n = (uint32_t)rand() % ENTRIES; /* others come behind a part of the scan */
+		assert_true(kvt_index_scan(&index, &scan, SINCE));
+		put_tree(&index, ENTRIES / 2, ENTRIES);
+		scan.n = ENTRIES;
+		assert_true(kvt_index_scan(&index, &scan, SINCE));
 		stays = state_of[stays] == FOUND ? stays : NAMES;
-		kvt_index_forget(&index, kvt_index_look(&index, &page), SINCE,
+		kvt_index_forget(&index, &scan, kvt_index_look(&index, &page), SINCE,
 				 stays < NAMES ? entry_of[stays] : 0);
 		check_forgotten(&index, root, stays);
 		take_all(&index);
 		kvt_index_destroy(&index);
 	}
+}
+
+/* Forget an entry, or after a scan an entry whose front came in between. */
+static void forget_entry(struct kvt_index *index, uint32_t entry, uint32_t joins, uint32_t front)
+{
+	struct kvt_scan scan;
+
+	kvt_scan_open(&index->scans, &scan, index->n_entries);
+	assert_true(kvt_index_scan(index, &scan, SINCE));
+	if (joins)
+		kvt_index_join(index, joins, front);
+	kvt_index_forget(index, &scan, entry, SINCE, 0);
+	assert_null(index->scans);
+}
+
+TEST(a_page_that_finds_its_front_during_a_scan_leaves_it)
+{
+	struct kvt_chain page = name(1), behind = name(2);
+	uint32_t entry, front;
+	struct kvt_index index;
+
+	assert_int_equal(kvt_index_init(&index, 4), 0);
+	entry = kvt_index_take(&index);
+	kvt_index_publish(&index, entry, &behind, 0);
+	index.entries[entry].time = SINCE - 1;
+	front = kvt_index_take(&index);
+	kvt_index_publish(&index, front, &page, 0);
+	index.entries[front].time = SINCE;
+	forget_entry(&index, front, entry, front);
+	assert_int_equal(kvt_index_find(&index, &behind), entry);
+	assert_int_equal(index.entries[entry].front, 0);
+	assert_int_equal(index.entries[front].pins, 0);
+	kvt_index_destroy(&index);
 }
 
 /* So that it stays as long as what is behind it again. */
@@ -616,7 +656,7 @@ TEST(a_page_that_stays_without_its_front_finds_it_again)
 	entry = kvt_index_take(&index);
 	kvt_index_publish(&index, entry, &behind, front);
 	index.entries[entry].time = SINCE - 1;
-	kvt_index_forget(&index, front, SINCE, 0);
+	forget_entry(&index, front, 0, 0);
 	assert_int_equal(kvt_index_find(&index, &page), 0);
 	assert_int_equal(kvt_index_find(&index, &behind), entry);
 	front = kvt_index_take(&index);

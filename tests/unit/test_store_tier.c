@@ -665,6 +665,36 @@ TEST_WITH(what_is_too_old_is_not_found_until_it_is_cached_again, start, stop)
 	tier.max_age_s = 0;
 }
 
+/* Forget a page and what is behind it. */
+static uint32_t forget(const struct kvt_chain *page, uint32_t since, uint32_t stays)
+{
+	struct kvt_scan scan;
+
+	kvt_tier_scan_open(&tier, &scan);
+	assert_true(kvt_tier_scan(&tier, &scan, since));
+	return kvt_tier_forget(&tier, &scan, page, since, stays);
+}
+
+/* So a FETCH waits for one, however large the memory is. */
+TEST_WITH(what_may_be_wrong_is_looked_for_in_parts_that_each_take_the_lock, start, stop)
+{
+	enum { PARTS = 4, ENTRIES = (PARTS - 1) * KVT_SCAN_LOOKS + 1 };
+	struct kvt_tier large;
+	struct kvt_scan scan;
+	uint32_t parts = 1;
+
+	assert_int_equal(kvt_tier_init(&large, (uint64_t)ENTRIES * BYTES, BYTES, 0), 0);
+	kvt_tier_scan_open(&large, &scan);
+	while (!kvt_tier_scan(&large, &scan, 1)) {
+		assert_int_equal(pthread_mutex_trylock(&large.lock), 0);
+		kvt_tier_unlock(&large);
+		parts++;
+	}
+	assert_int_equal(parts, PARTS);
+	kvt_scan_close(&large.index.scans, &scan);
+	kvt_tier_destroy(&large);
+}
+
 /* A copy on its way may be of a page that was computed from a damaged one. */
 TEST_WITH(after_a_withdrawal_no_copy_is_found_that_began_before, start, stop)
 {
@@ -676,7 +706,7 @@ TEST_WITH(after_a_withdrawal_no_copy_is_found_that_began_before, start, stop)
 	store_at(2, (uint32_t[]){ 3 }, 1, 100 + 2 * PS);
 	name_of(100, 0, &first);
 	assert_int_equal(kvt_copy_begin(&tier, &known, &slabs, &share, &jobs, &copy), 1);
-	assert_int_equal(kvt_tier_forget(&tier, &first, UINT32_MAX, 0), 0);
+	assert_int_equal(forget(&first, UINT32_MAX, 0), 0);
 	assert_false(kvt_copy_end(&tier, &known, &share, &copy, true));
 	assert_int_not_equal(find(100, 1), 0);
 	assert_int_equal(find(100, 2), 0);
@@ -685,7 +715,7 @@ TEST_WITH(after_a_withdrawal_no_copy_is_found_that_began_before, start, stop)
 	share.withdrawn = tier.withdrawals;
 	assert_int_equal(copy_all(), 1);
 	assert_int_not_equal(find(100, 2), 0);
-	assert_int_equal(kvt_tier_forget(&tier, &first, 0, find(100, 1)), 2);
+	assert_int_equal(forget(&first, 0, find(100, 1)), 2);
 	assert_int_equal(find(100, 0), 0);
 	assert_int_not_equal(find(100, 1), 0);
 	assert_int_equal(find(100, 2), 0);
