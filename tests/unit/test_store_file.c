@@ -1028,6 +1028,7 @@ static void compute(uint32_t prompt, uint32_t i)
 		return;
 	file->writer.budget.left = 2 * SLOT_BYTES;
 	kvt_tier_arrivals(&tier);
+	settle();
 }
 
 static void serve(struct request *request)
