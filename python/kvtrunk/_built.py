@@ -66,7 +66,7 @@ class _Walk:
         self._seen: dict[int, int] = {}
         self._alive: list[Any] = []
 
-    def _say(self, *words: Any) -> None:
+    def _add(self, *words: Any) -> None:
         for word in words:
             text = str(word).encode()
             self._digest.update(b"%d:" % len(text))
@@ -75,13 +75,13 @@ class _Walk:
     def model(self, model: torch.nn.Module) -> None:
         """All modules, by their names."""
         for name, module in _modules("", model):
-            self._say("module", name, _class_name(type(module)))
+            self._add("module", name, _class_name(type(module)))
             for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key in sorted(tensors):
                     tensor = tensors[key]
-                    self._say(kind, key)
+                    self._add(kind, key)
                     if tensor is None:
-                        self._say("none")
+                        self._add("none")
                     elif kind == "parameter":
                         self._shape(tensor)
                     else:
@@ -89,11 +89,11 @@ class _Walk:
             self._mapping(_fields(module), 0)
 
     def _shape(self, tensor: torch.Tensor) -> None:
-        self._say(tuple(tensor.shape), tensor.dtype)
+        self._add(tuple(tensor.shape), tensor.dtype)
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> None:
         if _ROTARY.search(name) and tensor.dim() > 1:
-            self._say("rotary", tuple(tensor.shape[1:]), tensor.dtype)
+            self._add("rotary", tuple(tensor.shape[1:]), tensor.dtype)
             tensor = tensor[:ROTARY_ROWS]
         else:
             self._shape(tensor)
@@ -103,23 +103,23 @@ class _Walk:
     def _value(self, value: Any, name: str, depth: int) -> None:
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
-            self._say(kind.__name__, repr(value))
+            self._add(kind.__name__, repr(value))
         elif isinstance(value, enum.Enum):
-            self._say(_class_name(kind), value.name)
+            self._add(_class_name(kind), value.name)
         elif isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            self._say(value)
+            self._add(value)
         elif isinstance(value, torch.device):
-            self._say("device", value.type)
+            self._add("device", value.type)
         elif isinstance(value, type):
-            self._say("class", _class_name(value))
+            self._add("class", _class_name(value))
         elif isinstance(value, types.ModuleType):  # of a release, which counts by its version
-            self._say("package", value.__name__)
+            self._add("package", value.__name__)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
-            self._say("function", getattr(value, "__module__", ""), value.__qualname__)
+            self._add("function", getattr(value, "__module__", ""), value.__qualname__)
         elif id(value) in self._seen:
-            self._say("again", self._seen[id(value)])
+            self._add("again", self._seen[id(value)])
         elif depth == _DEPTH_MAX:  # not known, so no other engine's
-            self._say("deep", secrets.token_hex(16))
+            self._add("deep", secrets.token_hex(16))
         else:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)  # its id stays its own
@@ -131,34 +131,34 @@ class _Walk:
         elif isinstance(value, torch.Tensor):
             self._tensor(value, name)
         elif isinstance(value, torch.nn.Module):
-            self._say("module", _class_name(type(value)))
+            self._add("module", _class_name(type(value)))
             self._mapping({**value._parameters, **value._buffers, **value._modules,
                            **_fields(value)}, depth)
         elif isinstance(value, functools.partial):
             self._value([value.func, value.args, value.keywords], name, depth)
         elif callable(getattr(value, "tobytes", None)):  # an array of numpy, or one of its numbers
-            self._say(_class_name(type(value)), getattr(value, "dtype", ""),
+            self._add(_class_name(type(value)), getattr(value, "dtype", ""),
                       getattr(value, "shape", ""))
             self._digest.update(value.tobytes())
         elif isinstance(value, collections.abc.Mapping):
             self._mapping(value, depth)
         elif isinstance(value, collections.abc.Sequence):
-            self._say(_class_name(type(value)), len(value))
+            self._add(_class_name(type(value)), len(value))
             for each in value:
                 self._value(each, name, depth)
         elif isinstance(value, collections.abc.Set):
-            self._say("set", *sorted(str(each) for each in value))
+            self._add("set", *sorted(str(each) for each in value))
         elif callable(getattr(value, "to_dict", None)):  # a configuration of transformers
             self._value(plain_config(value.to_dict()), name, depth)
         else:
-            self._say("object", _class_name(type(value)))
+            self._add("object", _class_name(type(value)))
             self._mapping(_fields(value), depth)
 
     def _mapping(self, values: Any, depth: int) -> None:
         for key in sorted(values, key=str):
             if _class_name(type(values[key])).startswith(self._left_out):
                 continue
-            self._say("key", key if isinstance(key, (str, int, float)) else type(key).__name__)
+            self._add("key", key if isinstance(key, (str, int, float)) else type(key).__name__)
             self._value(values[key], str(key), depth)
 
 

@@ -31,7 +31,7 @@ import os
 from typing import Any, Iterable, NamedTuple, Optional
 
 from ._errors import Error
-from ._say import Say
+from ._limited_log import LimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class Checks:
     """Which reuses of one engine are checked: the first of what a session sealed, and then one in
     `every`. One thread."""
 
-    def __init__(self, every: int, say: Optional[Say] = None) -> None:
+    def __init__(self, every: int, warn: Optional[LimitedLog] = None) -> None:
         self._every = every
-        self._say = say or Say(logger.warning)
+        self._warn = warn or LimitedLog(logger.warning)
         self._reuses = 0
         self._checked: dict[int, None] = {}
 
@@ -99,7 +99,7 @@ class Checks:
         """A check that was due was not made: the next reuse is the first again. why: logged."""
         self._checked.pop(sealer, None)
         if why:
-            self._say(f"a spot check was not made, because {why}. The next reuse is checked")
+            self._warn(f"a spot check was not made, because {why}. The next reuse is checked")
 
 
 class Finding(NamedTuple):

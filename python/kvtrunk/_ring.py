@@ -25,7 +25,7 @@ from ._client import Client, Namespace
 from ._errors import ConnectionLost, Error, Timeout, from_result
 from ._native import ffi, lib
 from ._own import Owner
-from ._say import Say
+from ._limited_log import LimitedLog
 from ._seq import SIDE_LET, Fence, by_kind, fence_of
 from ._stall import WARN_S, Stall, Stalled
 
@@ -93,12 +93,12 @@ class Ring(Owner):
     extend() and pages(), which it gives back before it says that there is no space. An engine that
     becomes idle calls reap() until it owes nothing, or settle()."""
 
-    def __init__(self, client: Client, stock: int = 0, say: Optional[Say] = None,
+    def __init__(self, client: Client, stock: int = 0, warn: Optional[LimitedLog] = None,
                  stall: Optional[Stall] = None) -> None:
-        """say: for the limits that hold requests back. stall: for a daemon that does not answer; by
+        """warn: for the limits that hold requests back. stall: for a daemon that does not answer; by
         default it is logged."""
         self.client = client
-        self._say = say or Say(logger.warning)
+        self._warn = warn or LimitedLog(logger.warning)
         self._stall = stall or Stall(client, None, logger.warning, None)
         self._stock_size = stock
         self._stock: list[int] = []
@@ -292,7 +292,7 @@ class Ring(Owner):
         if code in _NO_SPACE:
             error = from_result(self._result)
             self.limit = error.reason
-            self._say(f"a request waits for room: {error}", f"limit {error.reason}")
+            self._warn(f"a request waits for room: {error}", f"limit {error.reason}")
 
     def _new_ticket(self) -> int:
         self._ticket += 1

@@ -23,7 +23,7 @@ import threading
 from typing import Any, Callable, NamedTuple, NoReturn, Optional, Protocol, Sequence
 
 from ._own import Owner
-from ._say import Say
+from ._limited_log import LimitedLog
 from ._options import Parser, count, run, size
 
 _MAGIC, _VERSION = 0x4856414B, 2
@@ -127,7 +127,7 @@ class _Server:
         self._peer.send(_HEAD.pack(_MAGIC, kind, _VERSION, size, 0, cookie) + payload)
 
     def _work(self, kind: int, call: Callable[[Sequence[Page]], Sequence[bool]]) -> None:
-        say = Say(lambda form, text: print(form % text, file=sys.stderr, flush=True))
+        warn = LimitedLog(lambda form, text: print(form % text, file=sys.stderr, flush=True))
         while True:
             message = self._queues[kind].get()
             cookie = _HEAD.unpack_from(message)[-1]
@@ -140,8 +140,8 @@ class _Server:
                     bits[i // 8] |= bool(good) << i % 8
             except Exception as error:  # pylint: disable=broad-except
                 bits = bytearray(_PAGES_MAX // 8)
-                say(f"the distributed store fails: {type(error).__name__}: {error}",
-                    type(error).__name__)
+                warn(f"the distributed store fails: {type(error).__name__}: {error}",
+                     type(error).__name__)
             self._send(kind, cookie, bytes(bits))
 
 

@@ -10,7 +10,7 @@ import stores
 
 from kvtrunk import InvalidArgument, NoSpace, Stale, testing
 from kvtrunk._ring import Ring, Spaces
-from kvtrunk._say import Say
+from kvtrunk._limited_log import LimitedLog
 
 PAGE, WORD = 16, 3
 NONE = array("I")
@@ -247,7 +247,7 @@ def test_pages_that_went_to_the_stock_leave_it_behind_their_fence(daemon):
 def test_a_limit_that_holds_requests_back_is_named_once(daemon):
     with daemon.connect(any_geometry=True) as client:
         said = []
-        ring = Ring(client, say=Say(lambda form, text: said.append(text)))
+        ring = Ring(client, warn=LimitedLog(lambda form, text: said.append(text)))
         ring.space = client.namespace(model="limit")._id
         begun = begin(ring, 255 * PAGE)
         for _ in range(3):

@@ -234,7 +234,7 @@ class KvtrunkCache(BasePrefixCache):
         except Stalled:
             return False
         except Error as error:
-            self.leases.say(f"requests of another salt or adapter share nothing: {error}")
+            self.leases.warn(f"requests of another salt or adapter share nothing: {error}")
             return False
         if self._events is not None:
             self._events.share(self._found, extra_key, name[1])

@@ -15,7 +15,7 @@ from sglang.srt.disaggregation.kv_events import (AllBlocksCleared, BlockRemoved,
                                                  namespaced_block_hash)
 
 from .. import Error, Namespace
-from .._say import Say
+from .._limited_log import LimitedLog
 from ..events import Chain, Event, Removed, Source, Space, Stored, sha256_chain, sha256_pairs
 from . import _refusals
 
@@ -59,7 +59,7 @@ class Events:
         self._dynamo = params.dynamo_kv_event_format
         self._lora_names = params.kv_event_lora_names
         self._shared: weakref.WeakSet[Namespace] = weakref.WeakSet()
-        self._say = Say(logger.warning)
+        self._warn = LimitedLog(logger.warning)
 
     def share(self, namespace: Namespace, extra_key: Optional[str], salt: Optional[str]) -> None:
         """Tell what is cached in an open namespace. extra_key: SGLang's, with the adapter's number.
@@ -99,7 +99,7 @@ class Events:
         try:
             return [self._event(event) for event in self._source.take()]
         except Error as error:
-            self._say(f"no KV events are published: {error}")
+            self._warn(f"no KV events are published: {error}")
             return []
 
     def _event(self, event: Event) -> Any:

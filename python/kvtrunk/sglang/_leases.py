@@ -32,7 +32,7 @@ import numpy as np
 from .. import Client, ConnectionLost, Error, Namespace, Stale, Timeout
 from .._check import Checks, check_every
 from .._ring import WAIT_MS, Begun, Ring
-from .._say import Say
+from .._limited_log import LimitedLog
 from .._seq import Fence
 from .._socket import min_positions
 from .._stall import LOST_S, Stall, Stalled
@@ -109,7 +109,7 @@ class Leases:
 
     def __init__(self, client: Client, n_ranks: int = 1, socket: Optional[str] = None) -> None:
         """socket: the daemon's, for messages."""
-        self.say = Say(logger.warning)
+        self.warn = LimitedLog(logger.warning)
         self._n_ranks, self._socket = n_ranks, socket
         self.ring = self._ring(client)
         self.follows = client.info.rank > 0
@@ -161,7 +161,7 @@ class Leases:
         lost_s = LOST_S if self._survives(client) else None
         if client.info.rank == 0:
             client.set_timeout(lost_s)
-        return Ring(client, say=self.say,
+        return Ring(client, warn=self.warn,
                     stall=Stall(client, self._socket, logger.warning, lost_s))
 
     def _survives(self, client: Client) -> bool:
@@ -171,7 +171,7 @@ class Leases:
 
     def _begin_checks(self) -> None:
         """No session of this daemon's was checked so far."""
-        self._checks = Checks(self._check_every, self.say) if self._check_every else None
+        self._checks = Checks(self._check_every, self.warn) if self._check_every else None
 
     @property
     def idle(self) -> bool:
@@ -522,7 +522,7 @@ class Leases:
 
     def _say_why(self, error: Error) -> None:
         if not isinstance(error, Stale):  # its prefix was reset: nothing is amiss
-            self.say(str(error))
+            self.warn(str(error))
 
     def _lose(self, error: Error) -> None:
         if not self._survives(self.ring.client):

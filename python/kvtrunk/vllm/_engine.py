@@ -26,7 +26,7 @@ from .._client import Client, Info, Namespace, connect
 from .._errors import ConnectionLost, DaemonUnreachable, Error, NoSpace, Stale, Timeout
 from .._name import Name
 from .._ring import Ring, Spaces
-from .._say import Say
+from .._limited_log import LimitedLog
 from .._seq import Fence
 from .._socket import fetch_wait, min_positions, socket_of
 from .._stall import LOST_S, Stall
@@ -113,8 +113,8 @@ class Engine:
                 transfer.kv_connector_extra_config.get("min_positions"))
         except ValueError as error:
             refuse(str(error))
-        self.say = Say(logger.warning)
-        self.checks = Checks(self._check_every, self.say)
+        self.warn = LimitedLog(logger.warning)
+        self.checks = Checks(self._check_every, self.warn)
         self._waits = _waits_for_ever(vllm_config)
         self._socket, self._store = socket(vllm_config), socket(vllm_config, "store")
         self._label = f"vllm {os.path.basename(vllm_config.model_config.model)}"
@@ -157,7 +157,7 @@ class Engine:
         self.name: Optional[Name] = None
         """What KV of this engine depends on, once the workers said what computes it."""
         self._spaces = Spaces(self.ring, self._open_space, patience_s=PATIENCE_S)
-        self.nobody = 0
+        self.unshared = 0
         """A namespace for requests that share nothing."""
         self.events: Optional[Events] = None
         """None: no KV events are published."""
@@ -181,7 +181,7 @@ class Engine:
         # Elsewhere a lost session may end the engine.
         lost_s = LOST_S if client.info.backend == "host" and self._ranks == 1 else None
         client.set_timeout(lost_s)
-        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), say=self.say,
+        return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), warn=self.warn,
                     stall=Stall(client, self._socket, logger.warning, lost_s))
 
     def publish(self, vllm_config: Any) -> None:
@@ -211,13 +211,13 @@ class Engine:
                    "does not change, and start again")
         config = hashlib.sha256("\0".join([made_by, *self._built, drafts]).encode()).digest()
         self.watch.name = self.name = Name(config, files)
-        self._open_nobody()
+        self._open_unshared()
         if self.events is not None:  # before any request
             self._spaces.find((self.name.value(self.ring.client), None, None))
 
-    def _open_nobody(self) -> None:
+    def _open_unshared(self) -> None:
         try:
-            self.nobody = self.ring.client.namespace(extra=b"vllm nobody", label="vllm alone")._id
+            self.unshared = self.ring.client.namespace(extra=b"vllm unshared", label="vllm alone")._id
         except Timeout as error:
             raise ConnectionLost(str(error), errno=error.errno) from None
 
@@ -297,10 +297,10 @@ class Engine:
         self.ring, self.info = ring, info
         self.session += 1
         self._spaces = Spaces(ring, self._open_space, patience_s=PATIENCE_S)
-        self.checks = Checks(self._check_every, self.say)  # its sessions have numbers of its own
+        self.checks = Checks(self._check_every, self.warn)  # its sessions have numbers of its own
         if self.name is not None:
             self.name.forsake()
-        self._open_nobody()
+        self._open_unshared()
         if self.n_workers:
             self._open_group()
         elif self.worker is not None:

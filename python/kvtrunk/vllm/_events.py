@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 from .. import events
 from .._client import Namespace
 from .._errors import Error, PermissionDenied, Unsupported
-from .._say import Say
+from .._limited_log import LimitedLog
 from ._refuse import refuse
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
@@ -70,7 +70,7 @@ class Events(threading.Thread):
         self._chain, self._pairs = chain, pairs
         self._reports: collections.deque[tuple[_Space, list[int]]] = collections.deque()
         """What requests reuse and want told again: tokens as in events.Stored."""
-        self._say = Say(logger.warning)
+        self._warn = LimitedLog(logger.warning)
         self._end = threading.Event()
         self._publisher: Any = None
         self._kind: str = self._config.publisher
@@ -134,7 +134,7 @@ class Events(threading.Thread):
             try:
                 found = self._source.take()
             except Error as error:  # a daemon that came back with other options
-                self._say(f"KV events wait: {error}")
+                self._warn(f"KV events wait: {error}")
                 pause = _FAILED_S
                 continue
             # In front: a page that a request found may have been removed before, and stored again.

@@ -50,7 +50,7 @@ def install() -> None:
     Executor.__init__ = make
 
 
-def _hear_versions() -> None:
+def _wrap_set_weight_version() -> None:
     from vllm.v1.engine.core import EngineCore  # loaded, as it makes the executor
 
     original = EngineCore.set_weight_version
@@ -77,7 +77,7 @@ class Watch:
     """Of one executor."""
 
     def __init__(self, executor: Any, vllm_config: Any) -> None:
-        _hear_versions()
+        _wrap_set_weight_version()
         self._engine_id: str = vllm_config.kv_transfer_config.engine_id
         self._call = executor.collective_rpc
         executor.collective_rpc = self.collective_rpc

@@ -69,7 +69,7 @@ def _not_done(**asked: Any) -> RuntimeError:
 class State:
     """A request's hold on the pool."""
 
-    __slots__ = ("request", "session", "lease", "table", "reusable", "told", "room", "committed",
+    __slots__ = ("request", "session", "lease", "table", "reusable", "given", "room", "committed",
                  "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
                  "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt",
                  "refused", "sides_first", "alone")
@@ -80,8 +80,8 @@ class State:
         """The session of the lease: leases end with it."""
         self.lease: Optional[Lease] = None
         self.table: list[int] = []
-        """Pages of the lease; the scheduler knows the first `told` of them."""
-        self.told = 0
+        """Pages of the lease; the scheduler knows the first `given` of them."""
+        self.given = 0
         self.room = 0
         """Positions of those, 0 when the session was lost."""
         self.reusable = 0
@@ -225,7 +225,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if namespace is None:
             state.shared = False
             begun = begun or engine.ring.begin(
-                engine.nobody, _NO_KEYS, 0 if no_pages else known, force_miss=False, wait_ms=0,
+                engine.unshared, _NO_KEYS, 0 if no_pages else known, force_miss=False, wait_ms=0,
                 no_pages=no_pages, patience_s=PATIENCE_S)
         elif begun is None:
             miss = not self.prefix_cache_lookup_enabled(request)
@@ -326,7 +326,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def _state(self, request: Any) -> State:
         state = self.states.get(request.request_id)
-        if state is None or (state.told == 0 and not state.alive(self.engine.session)):
+        if state is None or (state.given == 0 and not state.alive(self.engine.session)):
             state = self.states[request.request_id] = State(request, self.engine.session)
         return state
 
@@ -375,7 +375,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         # One that is not begun is not begun here: vLLM was told that it reuses nothing.
         if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
             return None
-        kept = self.watermark_blocks if state.told == 0 and has_scheduled_reqs else 0
+        kept = self.watermark_blocks if state.given == 0 and has_scheduled_reqs else 0
         need = -(-min(total, self.max_model_len) // self.page_size)
         missing = max(0, need - len(state.table))
         if kept and self.sides is None and not self._has_free(missing + kept):
@@ -388,11 +388,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return self._allocate_sides(state, computed, min(total, self.max_model_len),
                                         new_computed_blocks or self.empty_kv_cache_blocks,
                                         full_sequence_must_fit, kept)
-        if need <= state.told:
+        if need <= state.given:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
-        told, state.told, state.room = state.told, need, need * self.page_size
-        return KVCacheBlocks(([blocks[page] for page in state.table[told:need]],))
+        before, state.given, state.room = state.given, need, need * self.page_size
+        return KVCacheBlocks(([blocks[page] for page in state.table[before:need]],))
 
     def _is_whole(self, state: State) -> bool:
         """Whether a request begins with pages for all its tokens: if vLLM wants that, or if it is
@@ -402,7 +402,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def _found_no_room(self, state: State) -> None:
         """A request that has no block cannot have the first ones."""
-        if state.told == 0:
+        if state.given == 0:
             self._refused(state)
             state.sides_first |= not self._running()
 
@@ -424,7 +424,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         processed = max(0, computed - request.num_in_flight_tokens)
         try:
             sides.skip(request.request_id, processed)
-            whole = whole or state.told == 0 and self._is_whole(state)
+            whole = whole or state.given == 0 and self._is_whole(state)
             least = self._most_sides(request) if whole and not self._running() else 0
             if ((whole or kept) and not sides.fits(request, total, found.blocks, computed, whole,
                                                    least, kept) or
@@ -435,15 +435,15 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._lose(error)
             return None
         need = -(-total // self.page_size)
-        told, state.told = state.told, max(state.told, need)
+        before, state.given = state.given, max(state.given, need)
         # Behind a block's end what the step before last used is freed when that was processed.
         end = -(-total // sides.block_size) * sides.block_size
         state.room = end - 1 if processed > end - sides.block_size else 0
         blocks = self.block_pool.blocks
-        new = state.table[told:need]
+        new = state.table[before:need]
         made = sides.allocate(request, total, found.blocks, computed,
                               [blocks[page] for page in new],
-                              new[max(0, state.reusable // self.page_size - told):])
+                              new[max(0, state.reusable // self.page_size - before):])
         sides.cache(request, min(total, request.num_tokens))
         return self.create_kv_cache_blocks(made)
 
@@ -483,7 +483,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def _running(self) -> bool:
         """Whether a request of this engine was scheduled, and so will give back what it has."""
-        return any(state.told for state in self.states.values())
+        return any(state.given for state in self.states.values())
 
     def _pool_is_idle(self) -> bool:
         """Whether nobody holds a page: what is refused now will be refused again."""
@@ -498,7 +498,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         begun, self._begun = self._begun, []
         for state in begun:
             name = state.request.request_id
-            if state.told or self.engine.is_lost or self.states.get(name) is not state:
+            if state.given or self.engine.is_lost or self.states.get(name) is not state:
                 continue
             try:
                 self._end(state, self.fence())
@@ -624,7 +624,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state = self.states.get(request.request_id)
         if state is None:
             return
-        if self.sides is not None and state.told and state.alive(self.engine.session):
+        if self.sides is not None and state.given and state.alive(self.engine.session):
             self.sides.cache(request, num_computed_tokens)
         self._commit(state, num_computed_tokens)
 
@@ -659,7 +659,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 logger.error("kvtrunk: a page that a request reads was written after it was sealed: "
                              "the request is computed again, but for the tokens that it has")
             elif not isinstance(why, Stale):
-                self.engine.say(f"a request's KV stays private: {why}")
+                self.engine.warn(f"a request's KV stays private: {why}")
         self._settle()
 
     def _settle(self) -> None:
@@ -774,7 +774,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         for state in list(self.states.values()):
             state.room = 0
             # Requests that run keep their state until vLLM frees them.
-            if state.told == 0:
+            if state.given == 0:
                 self.states[state.request.request_id] = State(state.request, 0)
 
     # ---- what else the scheduler asks
@@ -784,7 +784,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
-        main = [blocks[page] for page in state.table[:state.told]]
+        main = [blocks[page] for page in state.table[:state.given]]
         return self.create_kv_cache_blocks(
             (main,) if self.sides is None else self.sides.blocks(request_id, main))
 
@@ -792,7 +792,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if self.sides is not None:
             return self.get_blocks(request_id).get_block_ids()
         state = self.states.get(request_id)
-        return (state.table[:state.told] if state is not None else [],)
+        return (state.table[:state.given] if state is not None else [],)
 
     def estimate_cached_tokens(self, request: Any) -> int:
         state = self.states.get(request.request_id)
@@ -820,7 +820,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             lora = state.request.lora_request
             if adapter is not None and (lora is None or lora.lora_int_id != adapter):
                 continue
-            if state.told:
+            if state.given:
                 state.shared = False
                 self._cancel(state)  # what follows may be of other weights
             elif state.ticket:

@@ -9,7 +9,7 @@ EVERY_S = 60.0
 _KINDS_MAX = 64
 
 
-class Say:
+class LimitedLog:
     """Log a line, but of one kind at most one in EVERY_S. One thread."""
 
     def __init__(self, log: Callable[..., None],
