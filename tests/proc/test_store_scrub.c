@@ -29,6 +29,7 @@
 #define OLD 20u /* pages that were copied before */
 #define TRIES 8u
 #define OTHERS 20u /* prompts */
+#define QUIET 10u /* looks */
 #define FEW 8u   /* pages: less than a tenth of a memory of four prompts */
 
 static struct kvt_test_side sides[SIDES];
@@ -418,21 +419,23 @@ TEST_WITH(what_others_loaded_of_a_wrong_copy_leaves_their_pools, start_two_slow,
 	kvt_test_equal(kvt_test_store_status(&sides[1].peer).damaged_pages, 0);
 }
 
-/* Wait until so many pages were copied, and until those that have no room then are in the file.
- * Returns how many pages are or were there. */
+/* Wait until so many pages were copied, and until the file was written to for QUIET looks no more.
+ * Returns how many pages were written. */
 static uint64_t await_written(uint64_t n_copied)
 {
-	uint64_t copied, written;
+	uint64_t written = 0;
 
-	do {
+	for (uint32_t quiet = 0; quiet < QUIET; quiet++) {
 		struct kvt_store_status status = kvt_test_store_status(&sides[0].peer);
+		uint64_t copied = status.copied_pages +
+				  kvt_test_store_status(&sides[1].peer).copied_pages;
 
-		copied = status.copied_pages + kvt_test_store_status(&sides[1].peer).copied_pages;
+		if (copied < n_copied || status.file_writing_pages ||
+		    written != status.file_written_pages)
+			quiet = 0;
 		written = status.file_written_pages;
-		if (copied >= n_copied && written + status.file_dropped_pages +
-		    status.room_pages >= copied)
-			return written;
-	} while (true);
+	}
+	return written;
 }
 
 /* Have what memory has leave it for the file: a few pages at a time, which are written before they
