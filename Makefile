@@ -183,7 +183,7 @@ attention-check:
 	@+O=$(O) MAKE='$(MAKE)' CHECK_ONLY=attention tests/check long
 
 gpu-check:
-	@+O=$(O) MAKE='$(MAKE)' tests/gpu/run || [ $$? = 77 ]
+	@+O=$(O) MAKE='$(MAKE)' tests/whole/gpu/run || [ $$? = 77 ]
 
 # What gpu-check builds, beside the kernels: test programs that need a device.
 gpu-programs: $(GPU_PROGRAMS)

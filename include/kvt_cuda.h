@@ -9,7 +9,7 @@
  *
  * libcuda.so.1 belongs to the driver, not to the toolkit, so nothing links it: the same binaries
  * run on hosts without it, and a machine without the toolkit builds everything. Declarations must
- * agree with cuda.h; tests/cuda/declarations compares them where cuda.h is installed. Every
+ * agree with cuda.h; tests/whole/cuda/declarations compares them where cuda.h is installed. Every
  * function returns a CUresult, 0 for success. Names carry the version (cuMemAlloc_v2), as the
  * macros of cuda.h add it.
  */

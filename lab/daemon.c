@@ -4,7 +4,7 @@
  *
  * Inputs: the program, its flags, a CPU. Invariant: however this process ends, the daemon gets
  * SIGTERM and its directory is removed; a shell that outlives both does the latter. Callers:
- * replay, script, chaos, the benchmarks, tests/hostile. */
+ * replay, script, chaos, the benchmarks, tests/daemon/hostile. */
 
 #include "lab/daemon.h"
 

@@ -5,8 +5,8 @@
 /**
  * @file attack.h
  * Attacks on a daemon, and an innocent client beside them: for `kvtbench attacks`, which prints
- * what they cost, and for tests/hostile/test_attacks, which fails on a wrong byte, an error or a
- * stall.
+ * what they cost, and for tests/daemon/hostile/test_attacks, which fails on a wrong byte, an error
+ * or a stall.
  *
  * A *scene* is one attack on a daemon of its own:
  *

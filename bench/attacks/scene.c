@@ -4,7 +4,7 @@
  * One attack on its own daemon, from start to complete clean-up: see attack.h.
  *
  * Inputs: an attack, the options. Invariants: every process started here has ended at the return; a
- * failure has its reason in the result. Callers: kvtbench attacks, tests/hostile.
+ * failure has its reason in the result. Callers: kvtbench attacks, tests/daemon/hostile.
  */
 #include "kvtrunk_wire_admin.h"
 #include "bench/attacks/attack.h"

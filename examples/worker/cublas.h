@@ -6,7 +6,7 @@
  * @file cublas.h
  * The part of cuBLAS that the worker uses, found at run time: as with the driver (kvt_cuda.h), one
  * binary serves hosts with it and without. What is declared here must agree with cublas_v2.h;
- * tests/cuda/declarations compares them where the toolkit is. Every function returns a
+ * tests/whole/cuda/declarations compares them where the toolkit is. Every function returns a
  * cublasStatus_t, 0 for success.
  */
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a successor accepts and refuses. tests/crash shows that it finds the right facts at every
- * store; test_core_rebuild.c and the simulation show that it then behaves like its predecessor.
+/* What a successor accepts and refuses. tests/core/crash shows that it finds the right facts at
+ * every store; test_rebuild.c and the simulation show that it then behaves like its predecessor.
  *
  * Inputs: images of arena and ledger, with other headers, contradictions and random damage.
  * Invariant: recovery refuses with a sentence, or ends with a clean audit. */
 
 #include "tests/lib/zeroed.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdlib.h>
 

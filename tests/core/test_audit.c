@@ -7,7 +7,7 @@
  * words so that they agree with each other, as an operation would that forgets a step. */
 
 #include "kvtrunk_wire_control.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,11 +3,11 @@
 /* What the core reports: records of pages, nodes, namespaces and leases, and counters through
  * STATS.
  *
- * Inputs: small worlds of core_world.h. Invariant: reports agree with what the operations did. */
+ * Inputs: small worlds of world.h. Invariant: reports agree with what the operations did. */
 #include <stdio.h>
 
 #include "kvtrunk_wire_admin.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 /* PAGE answers state, owner, node and position. */
 TEST(a_page_can_be_described)

@@ -5,7 +5,7 @@
  *
  * Inputs: worlds of growing size. Invariant: counts stay within the bounds claimed. */
 
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>

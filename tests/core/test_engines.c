@@ -11,7 +11,7 @@
 
 #include "kvtrunk_wire_control.h"
 #include "kvtrunk_wire_segment.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 enum { ENGINES = 6, REQUESTS = 3, PROMPT = 40, OUTPUT = 12, STEPS = 400 };
 

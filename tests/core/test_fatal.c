@@ -7,7 +7,7 @@
 
 #include "kvtrunk_wire_admin.h"
 #include "daemon/core/running.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 static void die_in(struct world *w, uint64_t running, const char *what, uint32_t deaths)
 {

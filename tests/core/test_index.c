@@ -5,7 +5,7 @@
  * Inputs: random parents and keys, from fixed seeds. Invariant: each child is found, and no other.
  */
 
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdlib.h>
 

@@ -6,7 +6,7 @@
  * available. */
 
 #include "kvtrunk_wire_control.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #define ENGINE 1000u
 #define OTHER 2000u

@@ -2,7 +2,7 @@
 
 /* daemon/core/order.c: the heap, compared with a naive list. */
 
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 TEST(the_heap_agrees_with_a_sorted_list)
 {

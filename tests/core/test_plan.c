@@ -4,7 +4,7 @@
  * overlap, and equal inputs give equal bytes. */
 
 #include "kvtrunk_wire.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdlib.h>
 

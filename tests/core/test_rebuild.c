@@ -8,7 +8,7 @@
  * Inputs: seeds, and the moment of the take-over. */
 
 #include "kvtrunk_wire_control.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 /* ---- derived state becomes nonsense */
 

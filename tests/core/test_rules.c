@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Rules that no single operation owns, as far as the simulation and tests/script do not show them.
- * Each case runs on a world of core_world.h, audited after each operation.
+/* Rules that no single operation owns, as far as the simulation and tests/core/script do not show
+ * them. Each case runs on a world of world.h, audited after each operation.
  *
  * Inputs: entries as a client may write them. Invariant: refusals change nothing. */
 
 #include "kvtrunk_wire_control.h"
 #include "kvtrunk_wire_segment.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* Side pages where the simulation does not look: damage that audit and recovery must find, exact
- * room, and the cost of a search. What may be reused is in tests/script/sides*.kvt. */
+ * room, and the cost of a search. What may be reused is in tests/core/script/sides*.kvt. */
 
 #include "daemon/core/plan.h"
 #include "daemon/core/side.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <errno.h>
 #include <string.h>

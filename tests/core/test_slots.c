@@ -4,7 +4,7 @@
  *
  * Inputs: random takes and frees, from fixed seeds. */
 
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdlib.h>
 

@@ -9,7 +9,7 @@
 
 #include "kvtrunk_wire_admin.h"
 #include "daemon/core/tally.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 static struct answer leave(struct client *client, uint32_t space)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* BEGINs that wait for what another session computes: what scenarios through a daemon
- * (tests/script/W*.kvt) cannot reach. Waiters form one queue; each is answered once.
+ * (tests/core/script/W*.kvt) cannot reach. Waiters form one queue; each is answered once.
  *
  * Inputs: the cache's clock, commits and deaths of owners. */
 
 #include "kvtrunk_wire_control.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #define SECOND 1000000000ull
 

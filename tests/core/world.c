@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The pretended clients of core_world.h: worlds, clients, operations and sequences.
+/* The pretended clients of world.h: worlds, clients, operations and sequences.
  *
  * Inputs: a small configuration, key ranges, flags. Invariants, checked after each operation: clean
- * audit, counters that add up, no trace of a refusal. Callers: tests/unit/test_core_*.c. */
+ * audit, counters that add up, no trace of a refusal. Callers: tests/core/test_*.c. */
 
 #include "libclient/answer.h"
 #include "tests/lib/refusal.h"
 #include "tests/lib/zeroed.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>

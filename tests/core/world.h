@@ -3,7 +3,7 @@
 #define KVT_TESTS_CORE_WORLD_H
 
 /**
- * @file core_world.h
+ * @file world.h
  * A core in this process with pretended clients, for tests that read like a list of cases.
  *
  * A `struct client` has keys, list and fence words of its own, like a session segment. A `struct

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published models, whose shapes are those of tests/kvtctl/models: test_models.py of each kind of
+"""Published models, whose shapes are those of tests/tools/kvtctl/models: test_models.py of each kind of
 engine says which share their KV, and why the others do not."""
 import json
 import pathlib
@@ -71,7 +71,7 @@ ARCHITECTURES = {
 @pytest.fixture(scope="module")
 def shapes():
     """Name: what kvtctl answers, and the fields of its config.json."""
-    lines = (ROOT / "tests/kvtctl/models").read_text().splitlines()
+    lines = (ROOT / "tests/tools/kvtctl/models").read_text().splitlines()
     rows = (line.split(" | ", 2) for line in lines if not line.startswith("#"))
     return {name: (says, json.loads(f"{{{fields}}}")) for name, says, fields in rows}
 

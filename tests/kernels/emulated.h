@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "tests/cuda/standin/linked.h"
+#include "tests/lib/standin/linked.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "kvt_cuda.h"
-#include "tests/cuda/capture.h"
+#include "tests/lib/capture.h"
 #include "tests/kernels/support.h"
 
 static int *stub_fail_at, *stub_open, *stub_pushed, *stub_major, *stub_devices;

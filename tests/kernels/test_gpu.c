@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "kvt_cuda.h"
-#include "tests/cuda/capture.h"
+#include "tests/lib/capture.h"
 #include "tests/kernels/support.h"
 
 static struct kvt_cu_driver driver;

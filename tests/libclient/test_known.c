@@ -7,7 +7,7 @@
 
 #include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 16, N_PAGES = 513, CACHED = 2048, MORE = 512, KEYS = CACHED + MORE };
 

@@ -29,7 +29,7 @@ int main(void)
 
 #include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t n, size_t bytes);

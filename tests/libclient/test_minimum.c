@@ -4,7 +4,7 @@
 
 #include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 4, N_PAGES = 65, MIN = 12 };
 

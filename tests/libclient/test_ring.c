@@ -12,7 +12,7 @@
 #include "kvtrunk_sequences.h"
 #include "libclient/wait.h"
 #include "tests/lib/cases.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 4, N_PAGES = 65 };
 

@@ -6,7 +6,7 @@
 #include "kvtrunk_pool.h"
 #include "kvtrunk_sequences.h"
 #include "tests/lib/cases.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 4, N_PAGES = 65, KEYS = 17, TABLE = 5 };
 

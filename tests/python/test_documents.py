@@ -12,7 +12,7 @@ from kvtrunk import testing
 
 numpy = pytest.importorskip("numpy")
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "readme"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "whole" / "readme"))
 from documents import DOCUMENTS, blocks  # noqa: E402  pylint: disable=wrong-import-position
 
 # docs/events.md needs pyzmq: tests/engines runs it.

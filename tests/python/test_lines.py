@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table of lines (tests/replay/lines.json) for both readers: kvtlab's, and kvtrunk.tokens with a
-tokenizer whose tokens are kvtlab's keys."""
+"""One table of lines (tests/lab/replay/lines.json) for both readers: kvtlab's, and kvtrunk.tokens with
+a tokenizer whose tokens are kvtlab's keys."""
 import json
 import pathlib
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from kvtrunk import testing, tokens
 
-TABLE = json.loads((pathlib.Path(__file__).parents[1] / "replay" / "lines.json").read_text("utf-8"))
+TABLE = json.loads((pathlib.Path(__file__).parents[1] / "lab/replay/lines.json").read_text("utf-8"))
 ROLES = {"system": 256, "user": 257, "assistant": 258, "tool": 259}
 
 

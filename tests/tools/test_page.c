@@ -5,7 +5,7 @@
 
 #include "daemon/core/side.h"
 #include "daemon/core/tree.h"
-#include "tests/unit/core_world.h"
+#include "tests/core/world.h"
 #include "tools/page_tree.h"
 
 #define FIELD(row, name) (row)[KVT_PAGE_FIELD_##name]

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "daemon/core/state.h"
-#include "tests/crash/crash.h"
+#include "tests/core/crash/crash.h"
 #include "tests/lib/zeroed.h"
 
 bool crash_check_init(struct crash_check *check, const struct kvt_core_config *config,

@@ -5,7 +5,7 @@
  * Two modes. Checking: a successor recovers from a copy of memory before every store, then the core
  * continues. Killing: the core dies at a random store, and its successor continues the run. Inputs:
  * seeds and steps on the command line. Invariant: no effect is lost or half done. Callers:
- * tests/crash/list. */
+ * tests/core/list. */
 
 #include <getopt.h>
 #include <inttypes.h>
@@ -15,8 +15,8 @@
 #include <string.h>
 
 #include "shm/clock.h"
-#include "tests/crash/crash.h"
-#include "tests/sim/sim.h"
+#include "tests/core/crash/crash.h"
+#include "tests/core/sim/sim.h"
 
 #define TORN_MOST 512 /* bytes of the largest store that one instruction makes */
 
@@ -256,7 +256,8 @@ static bool covered(const struct sim_coverage *coverage)
 	for (size_t i = 0; i < sizeof(needed); i++) {
 		if (coverage->rare[needed[i]] > 0)
 			continue;
-		fprintf(stderr, "never happened: case %u (tests/sim/sim.h); choose other seeds\n",
+		fprintf(stderr,
+			"never happened: case %u (tests/core/sim/sim.h); choose other seeds\n",
 			needed[i]);
 		return false;
 	}

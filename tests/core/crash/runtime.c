@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "tests/crash/crash.h"
+#include "tests/core/crash/crash.h"
 
 static const char *watched[2];
 static size_t watched_bytes[2];

@@ -26,13 +26,13 @@ json() { # command...: one line that is JSON, checked by the available parser
 	local output
 	output=$("$@") || fail "$* ended with $?"
 	[ "$(wc -l <<<"$output")" = 1 ] || fail "$* printed more than one line"
-	"$O/tests/script/run" --json <<<"$output" || fail "$*: no JSON: $output"
+	"$O/tests/core/script/run" --json <<<"$output" || fail "$*: no JSON: $output"
 }
 
 json_lines() { # file: each line is JSON
 	local line
 	while IFS= read -r line; do
-		"$O/tests/script/run" --json <<<"$line" || fail "$1: no JSON: $line"
+		"$O/tests/core/script/run" --json <<<"$line" || fail "$1: no JSON: $line"
 	done <"$1"
 }
 

@@ -5,7 +5,7 @@
  * core script --daemon OPTIONS -: run a scenario on a core in this process.
  *
  * Takes the arguments, the language and the input of `kvtlab script` and gives its answers, without
- * a daemon and without processes: tests/script/run.c runs most scenarios both ways.
+ * a daemon and without processes: tests/core/script/run.c runs most scenarios both ways.
  *
  * Parsing, names, verbs and printing are those of lab/script. This file replaces its process.c and
  * observe.c: a session is a libkvtrunk client in this process, and its orders are carried out at
@@ -24,7 +24,7 @@
 #include "daemon/setup/config.h"
 #include "lab/script/engine.h"
 #include "tests/lib/refusal.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 #define NO_PROCESS (1 << 30)      /* beyond any pid: a signal to it reaches nothing */
 #define COMPARED_BYTES (8u << 20) /* larger ones are not copied before each operation */

@@ -12,7 +12,7 @@ failed=0
 for seed in "$@"; do
 	policy=${policies[$((seed % 7))]}
 	script=$directory/script answers=$directory/answers log=$directory/log
-	sh tests/script/random.sh "$seed" 3000 "policy=$policy" >"$script" || exit 1
+	sh tests/core/script/random.sh "$seed" 3000 "policy=$policy" >"$script" || exit 1
 	options="page_bytes=64 test_clock=yes hugepages=no log_file=$log"
 	options="$options $(sed -n 's/^#daemon //p' "$script")"
 	if ! "$O/kvtlab" script --daemon "$options" "$script" >"$answers"; then

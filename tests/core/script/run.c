@@ -2,7 +2,7 @@
 
 /**
  * @file run.c
- * run FILE [ARGUMENT...]: run one scenario of tests/script and check its answers.
+ * run FILE [ARGUMENT...]: run one scenario of tests/core/script and check its answers.
  *
  * A scenario is a script of `kvtlab script`. Expectations are comments, which pass through to the
  * output and so follow their answer. FILE.sh is a shell script that prints the scenario. It runs
@@ -50,7 +50,7 @@ struct variable {
 
 /* The program that runs a scenario, in BUILD. */
 enum { ON_CORE, ON_DAEMON };
-static const char *const programs[] = { "tests/script/core", "kvtlab" };
+static const char *const programs[] = { "tests/core/script/core", "kvtlab" };
 static const char *const program_names[] = { "core", "daemon" };
 
 struct scenario {
@@ -435,8 +435,8 @@ static FILE *start(const struct scenario *scenario, int input, pid_t *ret_pid)
 	if (n < 0 || pipe(ends))
 		return NULL;
 	program[n] = '\0';
-	/* BUILD, from the path of this program: BUILD/tests/script/run. */
-	for (int i = 0; i < 3 && (slash = strrchr(program, '/')); i++)
+	/* BUILD, from the path of this program: BUILD/tests/core/script/run. */
+	for (int i = 0; i < 4 && (slash = strrchr(program, '/')); i++)
 		*slash = '\0';
 	strcat(program, "/");
 	strcat(program, programs[scenario->program]);

@@ -2,14 +2,14 @@
 
 /* Compare the core's memory with the oracle's model: each node with its keys and pages, each page,
  * each namespace, the order of recency, and what a client would find by walking the arena.
- * Callers: main.c and tests/crash/main.c, every so many steps. */
+ * Callers: main.c and tests/core/crash/main.c, every so many steps. */
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_wire_admin.h"
 #include "shm/walk.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 #include "lab/oracle/model.h"
 
 static bool differs(struct sim *sim, const char *what, uint32_t id, uint64_t model, uint64_t core)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "kvtrunk.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 
 #define OP_NAME(NAME, name, takes, flags, list, answer) [KVT_OP_##NAME] = #NAME,
 static const char *const op_names[] = { KVT_OPS(OP_NAME, , ) "unknown" };

@@ -5,14 +5,14 @@
  * What it knows of pages comes from records alone. After each snapshot, and whenever it has read
  * all records, that must be the arena's cached pages on paths that match: keys, parents, sealers,
  * namespaces, root keys and side pages. It has random numbers of its own, so it changes nothing of
- * a run. Callers: main.c; tests/crash/main.c, which also steps a snapshot between stores. */
+ * a run. Callers: main.c; tests/core/crash/main.c, which also steps a snapshot between stores. */
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/lib/zeroed.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 
 #define RING_BYTES (2 * KVT_FEED_ENTRY_MAX)
 #define STOP_MOST 1000 /* steps */

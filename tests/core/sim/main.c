@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "shm/clock.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 
 struct options {
 	uint64_t seed, seeds, steps;

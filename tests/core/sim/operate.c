@@ -4,7 +4,7 @@
  *
  * Inputs: the run's random numbers, and what each session holds. Invariants: every choice follows
  * from the seed; after each step records agree with the oracle. Callers: main.c,
- * tests/crash/main.c. */
+ * tests/core/crash/main.c. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "lab/oracle/model.h"
 #include "shm/atomic.h"
 #include "tests/lib/refusal.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 
 #define SIDES_MOST (2 * KVT_MAX_SIDES) /* pairs of a COMMIT */
 

@@ -4,7 +4,7 @@
  * of a session is freed as soon as the core may not read it any more, so a sanitizer finds late
  * reads.
  *
- * Callers: main.c, hold.c, tests/crash/main.c. Invariant: equal seeds give equal runs. */
+ * Callers: main.c, hold.c, tests/core/crash/main.c. Invariant: equal seeds give equal runs. */
 
 #include <errno.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "tests/lib/zeroed.h"
-#include "tests/sim/sim.h"
+#include "tests/core/sim/sim.h"
 
 bool sim_focus(void)
 {

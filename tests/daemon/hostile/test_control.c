@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "libclient/state.h"
-#include "tests/hostile/witness.h"
+#include "tests/daemon/hostile/witness.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/raw.h"
 

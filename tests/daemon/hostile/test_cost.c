@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "libclient/state.h"
-#include "tests/hostile/witness.h"
+#include "tests/daemon/hostile/witness.h"
 #include "tests/lib/cases.h"
 
 enum { MAX_OP_KEYS = 65536, PAGE_SIZE = 16, LONG = 32768, N_LONG = 8, BATCH = 60 };

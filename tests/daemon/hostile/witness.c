@@ -5,7 +5,7 @@
  * Inputs: orders over a pipe. Invariant: a wrong byte, an unexpected error or a hang ends the test.
  * Callers: the tests of this folder. */
 
-#include "tests/hostile/witness.h"
+#include "tests/daemon/hostile/witness.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/raw.h"
 

@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 
 #include "libclient/control.h"
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 
 #define PAGE 16u

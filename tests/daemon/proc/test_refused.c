@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 
 #include "shm/atomic.h"
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 
 #define PATIENCE_NS 20000000000ll /* a call that takes so long was not answered */

@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 
 #include "shm/atomic.h"
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 
 /* ---- passed socket */

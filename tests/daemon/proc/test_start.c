@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 
 /* Copy the sentence with which a start failed; "" if the options were not even read. */

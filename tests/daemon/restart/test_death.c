@@ -19,8 +19,8 @@
 #include "libclient/state.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
-#include "tests/restart/trace.h"
-#include "tests/restart/work.h"
+#include "tests/daemon/restart/trace.h"
+#include "tests/daemon/restart/work.h"
 
 #define N_BUSY 2
 #define FEW 16

@@ -20,8 +20,8 @@
 #include "daemon/core/ledger.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
-#include "tests/restart/trace.h"
-#include "tests/restart/work.h"
+#include "tests/daemon/restart/trace.h"
+#include "tests/daemon/restart/work.h"
 
 static struct kvt_client *other;
 static uint32_t space;

@@ -25,8 +25,8 @@
 #include "shm/clock.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
-#include "tests/restart/trace.h"
-#include "tests/restart/work.h"
+#include "tests/daemon/restart/trace.h"
+#include "tests/daemon/restart/work.h"
 
 #define N_PAGES 4096
 

@@ -18,8 +18,8 @@
 
 #include "tests/lib/cases.h"
 #include "tests/lib/harness.h"
-#include "tests/restart/trace.h"
-#include "tests/restart/work.h"
+#include "tests/daemon/restart/trace.h"
+#include "tests/daemon/restart/work.h"
 
 #define N_BUSY 2
 #define GROUP 12345 /* without members */

@@ -3,7 +3,7 @@
  * Invariant: each call needs the process in one state, stopped or running. Callers: test_death.c,
  * test_upgrade.c, test_restart.c. */
 
-#include "tests/restart/trace.h"
+#include "tests/daemon/restart/trace.h"
 
 #include <errno.h>
 #include <signal.h>

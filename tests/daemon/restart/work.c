@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/restart/work.h"
+#include "tests/daemon/restart/work.h"
 
 #include <poll.h>
 

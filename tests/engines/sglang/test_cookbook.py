@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on options, on command lines of SGLang's own cookbook: github.com/sgl-project/sgl-cookbook,
 commit 7b5bd9c0, docs/autoregressive. SGLang parses and resolves each, with no --device, for a model of
-that kind whose shape is in tests/kvtctl/models; nothing is loaded."""
+that kind whose shape is in tests/tools/kvtctl/models; nothing is loaded."""
 import pathlib
 import shlex
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published models: which share their KV, and why the others do not. Their shapes are those of
-tests/kvtctl/models; vLLM makes its configuration of them, and builds no model."""
+tests/tools/kvtctl/models; vLLM makes its configuration of them, and builds no model."""
 import pytest
 from conftest import PAGE, TRANSFER
 from published import ARCHITECTURES, shapes, shown, write  # noqa: F401

@@ -13,7 +13,7 @@ import kvtrunk
 from kvtrunk import events, testing
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "readme"))
+sys.path.insert(0, str(ROOT / "tests" / "whole" / "readme"))
 from documents import blocks  # noqa: E402  pylint: disable=wrong-import-position
 
 PAGE = 16

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on options, on command lines of vLLM's own recipes: github.com/vllm-project/recipes, commit
 8959cf64. vLLM parses and resolves each for a model of that kind whose shape is in
-tests/kvtctl/models, with nothing behind it but our connector; nothing is loaded. Only
+tests/tools/kvtctl/models, with nothing behind it but our connector; nothing is loaded. Only
 --reasoning-parser is left out: its parsers read a tokenizer."""
 import re
 import shlex

@@ -6,8 +6,8 @@
 # a stand-in for the driver has.
 O=$(realpath -m "${O:-build}")
 home=${home:-examples/worker/model}
-program=$O/worker
-[ -z "${STANDINS:-}" ] || [ ! -x "$O/tests/worker/worker" ] || program=$O/tests/worker/worker
+program=$O/tests/kernels/worker/worker
+[ -n "${STANDINS:-}" ] && [ -x "$program" ] || program=$O/worker
 computes_on() { [ -x "$program" ] && "$program" --devices | grep -qw "$1"; }
 if [ -z "${DEVICE:-}" ] && ! computes_on cpu; then
 	echo "skip: worker is not built for the CPU (it needs libopenblas-dev)"
@@ -53,6 +53,6 @@ texts() { # JSON of the worker -> one answer per line
 spoil() { # the first pages of an empty daemon: the beginning of the first prompt
 	local page
 	for page in 1 2 3 4; do
-		"$O/tests/worker/flip" "$dir/s" "$page" || return
+		"$O/tests/kernels/worker/flip" "$dir/s" "$page" || return
 	done
 }

@@ -26,7 +26,7 @@ else
 	done
 fi
 
-tests/replay/mix.py "$file" 2000 >"$work/mix"
+tests/lab/replay/mix.py "$file" 2000 >"$work/mix"
 # beside OPTION...: the hit rate with a pool of 1 Mi positions and 2 Mi in memory.
 beside() {
 	(echo "$BASHPID" >"$group/cgroup.procs" &&

@@ -7,7 +7,7 @@
  * Inputs: calls of the program under test, by thread and stream. Invariant: one lock guards all
  * captures. Callers: every exported function (standin.h: ENTER, LEAVE).
  */
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/standin.h"
 
 #include <stdlib.h>
 #include <string.h>

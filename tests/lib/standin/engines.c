@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions that the libraries of engines are linked with and never call here: none works. */
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/standin.h"
 
 enum { NOT_SUPPORTED = 801 };
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel of tests/gpu, by hand. All others are linked in, or there are none. */
+/* The kernel of tests/whole/gpu, by hand. All others are linked in, or there are none. */
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "shm/atomic.h"
 #include "shm/clock.h"
-#include "tests/cuda/standin/linked.h"
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/linked.h"
+#include "tests/lib/standin/standin.h"
 
 #define SPIN "kvt_test_spin"
 #define SPIN_THREADS 128

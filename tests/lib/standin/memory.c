@@ -10,7 +10,7 @@
  * Inputs: calls of the program under test, and standin.h's environment. Invariant: what a process
  * has open is counted, and gone when it ends. Callers: the program under test, process.c, stream.c.
  */
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/standin.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
  * Inputs: standin.h's environment, and calls of the program under test. Invariant: an exported
  * function first asks if it must fail. Callers: the program under test, and the other files of this
  * folder. */
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/standin.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
  * Inputs: calls of the program under test. Invariant: one lock and one condition guard all streams.
  * Callers: the program under test, memory.c.
  */
-#include "tests/cuda/standin/standin.h"
+#include "tests/lib/standin/standin.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 #
-# tests/api/ffi.py LIBRARY: cffi reads the public headers without a preprocessor, as kvtrunk_types.h
-# says. It must get what the C compiler gets: the size of each struct, the place of each field, each
-# constant, and working functions. Needs python3 with cffi; skips without it.
+# tests/libclient/api/ffi.py LIBRARY: cffi reads the public headers without a preprocessor, as
+# kvtrunk_types.h says. It must get what the C compiler gets: the size of each struct, the place of
+# each field, each constant, and working functions. Needs python3 with cffi; skips without it.
 import os
 import re
 import subprocess

@@ -15,7 +15,7 @@
  * Inputs: random trees and paths. Invariant: no race report, and no path that never existed. */
 #include "kvtrunk_sequences.h"
 #include "shm/walk.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 4, N_PAGES = 40, N = 16, DEPTH = 8, CHANGES = 6000, PROBES = 40000 };
 

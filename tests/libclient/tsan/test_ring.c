@@ -11,7 +11,7 @@
  * content. */
 #include "kvtrunk_pool.h"
 #include "kvtrunk_sequences.h"
-#include "tests/unit/inprocess.h"
+#include "tests/lib/inprocess.h"
 
 enum { PS = 8, N_PAGES = 40, ROUNDS = 3000, PROMPT = 40 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chaos with three instances and one store: store_chaos [--seconds N] [--seed N] [--plant].
+ * Chaos with three instances and one store: chaos [--seconds N] [--seed N] [--plant].
  *
  * A worker of each instance serves prompts by chance and compares every page that it reuses with
  * the content that its keys name. Meanwhile daemons, workers and the store are killed, stopped and
@@ -32,7 +32,7 @@
 #include "shm/atomic.h"
 #include "store/file.h"
 #include "tests/lib/direct_io.h"
-#include "tests/proc/store.h"
+#include "tests/store/proc/store.h"
 #include "tools/store.h"
 
 #define PAGE 16u

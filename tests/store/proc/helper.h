@@ -20,7 +20,8 @@ static inline void make_folder(void)
 {
 	snprintf(folder, sizeof(folder), "/var/tmp/kvt-helper-XXXXXX");
 	kvt_test_check(mkdtemp(folder));
-	snprintf(command, sizeof(command), "%s/tests/proc/helper %s", kvt_test_build(), folder);
+	snprintf(command, sizeof(command), "%s/tests/store/proc/helper %s", kvt_test_build(),
+		 folder);
 }
 
 static inline void remove_folder(void)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/proc/store.h"
+#include "tests/store/proc/store.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -20,10 +20,10 @@
 #include <unistd.h>
 
 #include "store/file.h"
-#include "tests/daemon/spawn.h"
+#include "tests/lib/spawn.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
-#include "tests/proc/store.h"
+#include "tests/store/proc/store.h"
 
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */
@@ -528,7 +528,7 @@ TEST_WITH(a_host_without_io_uring_is_told_so, start, stop)
 	char old[640], command[1600];
 
 	end_store(true);
-	snprintf(old, sizeof(old), "'%s/tests/hosts/linux-5.14'", kvt_test_build());
+	snprintf(old, sizeof(old), "'%s/tests/whole/hosts/linux-5.14'", kvt_test_build());
 	snprintf(command, sizeof(command), "%s true", old);
 	if (system(command) != 0)
 		kvt_skip("no seccomp filter can be set here");

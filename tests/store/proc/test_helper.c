@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The helper processes of a store, without the store: good ones, and bad ones in all ways that
- * tests/proc/helper.c has.
+ * tests/store/proc/helper.c has.
  *
  * Invariant: a request completes exactly once, with nothing if its helper is bad. */
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include "store/helper.h"
 #include "store/remote.h"
 #include "tests/lib/cases.h"
-#include "tests/proc/helper.h"
+#include "tests/store/proc/helper.h"
 
 #define RECORD 4096u
 #define PAGES 8u

@@ -15,7 +15,7 @@
 #include "shm/clock.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
-#include "tests/proc/store.h"
+#include "tests/store/proc/store.h"
 
 #define PAGE 16u
 #define N 512u /* positions of a prompt */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two instances that share nothing but the folder of their stores' helpers (tests/proc/helper.c).
+/* Two instances that share nothing but the folder of their stores' helpers (helper.c).
  *
  * Inputs: prompts that a worker of A serves, whose pages have content that depends on all keys.
  * Invariants: what is loaded in B has its bytes; whatever the helpers do, both audits are clean. */
@@ -14,8 +14,8 @@
 
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
-#include "tests/proc/helper.h"
-#include "tests/proc/store.h"
+#include "tests/store/proc/helper.h"
+#include "tests/store/proc/store.h"
 
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */

@@ -13,8 +13,8 @@
 
 #include "tests/lib/cases.h"
 #include "tests/lib/direct_io.h"
-#include "tests/proc/helper.h"
-#include "tests/proc/store.h"
+#include "tests/store/proc/helper.h"
+#include "tests/store/proc/store.h"
 
 #define N 1100u /* keys of a prompt: whole pages, and some, of each size */
 #define SALT 7

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shared by the tests here: a daemon in a directory of its own, and counted checks.
-cd "$(dirname "$0")/../.." || exit 1
+cd "$(dirname "$0")/../../.." || exit 1
 O=$(realpath -m "${O:-build}")
 dir=$(mktemp -d /tmp/kvt-metrics-XXXXXX) || exit 1
 daemon=""

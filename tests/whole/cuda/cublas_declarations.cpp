@@ -2,7 +2,7 @@
 /* Compiled only, with the CUDA toolkit: examples/worker/cublas.h against cublas_v2.h. */
 #include <cublas_v2.h>
 
-#include "tests/cuda/declarations.hpp"
+#include "tests/whole/cuda/declarations.hpp"
 
 extern "C" {
 #include "examples/worker/cublas.h"

@@ -3,7 +3,7 @@
  * number of arguments, of the same sizes and kinds, and the same structures and constants. */
 #include <cuda.h>
 
-#include "tests/cuda/declarations.hpp"
+#include "tests/whole/cuda/declarations.hpp"
 
 extern "C" {
 #define _Static_assert static_assert

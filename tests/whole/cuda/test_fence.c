@@ -11,8 +11,8 @@
 #include <sys/socket.h>
 
 #include "libclient/state.h"
-#include "tests/cuda/capture.h"
-#include "tests/cuda/cuda_test.h"
+#include "tests/lib/capture.h"
+#include "tests/whole/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
 
 #define PAGE 16u
@@ -819,7 +819,7 @@ CUDA_TEST(late_writes_hit_no_other_pages)
 	kvt_test_daemon_end(&daemon_);
 }
 
-/* ---- captures: of other streams, see tests/gpu/test_gpu_pool.c */
+/* ---- captures: of other streams, see tests/whole/gpu/test_pool.c */
 
 CUDA_TEST(no_fence_is_part_of_a_graph)
 {

@@ -19,7 +19,7 @@
 
 #include "kvtrunk_wire.h"
 #include "shm/clock.h"
-#include "tests/cuda/cuda_test.h"
+#include "tests/whole/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
 
 #define PAGE 16u

@@ -11,8 +11,8 @@
 #include "store/crc32c.h"
 #include "store/device.h"
 #include "store/workers.h"
-#include "tests/cuda/cuda_test.h"
-#include "tests/proc/store.h"
+#include "tests/whole/cuda/cuda_test.h"
+#include "tests/store/proc/store.h"
 
 #define PAGE 16u
 #define N 1024u /* positions of a prompt */

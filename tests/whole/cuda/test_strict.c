@@ -5,8 +5,8 @@
  *
  * Inputs: misuses of the driver, one per case. Invariant: the CUresult of cuda.h.
  */
-#include "tests/cuda/capture.h"
-#include "tests/cuda/cuda_test.h"
+#include "tests/lib/capture.h"
+#include "tests/whole/cuda/cuda_test.h"
 
 
 #define KERNEL "kvt_test_spin"

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 
 #include "kvtrunk_wire.h"
-#include "tests/cuda/capture.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/lib/capture.h"
+#include "tests/whole/gpu/gpu_test.h"
 
 #define PAGE 16u
 #define PAGE_BYTES 1024u /* written by kvt_test_spin */

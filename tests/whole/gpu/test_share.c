@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 
 #include "shm/atomic.h"
-#include "tests/gpu/gpu_test.h"
+#include "tests/whole/gpu/gpu_test.h"
 
 #define MIB (1ull << 20)
 #define SPIN_LIMIT 30000000ull /* the longest that a kernel runs by itself: about a minute */

@@ -8,8 +8,8 @@
  * prompt. Figures go to stdout as JSON lines.
  */
 #include "kvtrunk_fetch.h"
-#include "tests/gpu/gpu_test.h"
-#include "tests/proc/store.h"
+#include "tests/whole/gpu/gpu_test.h"
+#include "tests/store/proc/store.h"
 
 #define PAGE 16u
 #define N_PAGES (gpu_emulated() ? 64u : 512u) /* of a prompt */

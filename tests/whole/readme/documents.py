@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md", "python/*.md", "examples/**/*.md")
                    for path in ROOT.glob(pattern))
 

@@ -2,7 +2,7 @@
 """A CUDA device for engines on a machine that has none: a folder for PYTHONPATH, for tests.
 
 The engine is the released build for CUDA. Its tensors are on the CPU, Triton interprets its kernels,
-and the driver is the stand-in of tests/cuda, so pools, contexts, imports and fences are made by
+and the driver is the stand-in of tests/whole/cuda, so pools, contexts, imports and fences are made by
 calls of the driver. Found here: errors of imports, configuration, planning and layout, and writes to
 pages of others. Not found here: errors of compiled kernels, of streams and events (nothing runs
 beside Python), of graphs, of a real driver's memory.

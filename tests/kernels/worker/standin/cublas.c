@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The part of libcublas.so.13 that the worker uses, for hosts with the stand-in for the driver
- * (tests/cuda/standin). A product is a function queued on the stream, so it lags like other work,
+ * (tests/lib/standin). A product is a function queued on the stream, so it lags like other work,
  * and is wrong if something overtakes it. It fills its workspace with garbage, as the real one may.
  *
  * The environment says what a process sees:
