@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# libkvtkernels (.so and .a), its tests, and kvtbench-attn.
+# libkvtkernels (.so and .a), and kvtbench-attn. Its tests: tests/kernels/rules.mk.
 #
 #   make kernels         the library and the benchmark
 #   make kernels-cuda    all, with the CUDA kernels
@@ -89,39 +89,6 @@ $(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(call objs,shm/stdio.c tools/option.c) \
 ATTENTION += $(KERNELS_BENCH)
 endif
 
-# What tests on the stand-in for the driver link before the library's own list of binaries, where
-# that is empty.
-STANDIN_IMAGES := $(if $(filter none,$(NVCC)),$(O)/obj/tests/kernels/standin_images.o)
-
-# ---- tests: one program for each tests/kernels/test_*.c, with what the others share
-KERNELS_CXX := $(shell command -v $(subst gcc,g++,$(subst clang,clang++,$(firstword $(CC)))))
-KERNELS_TEST_SRC := $(filter-out $(if $(KERNELS_CXX),,%/test_cuda.c %/test_driver.c), \
-	$(wildcard tests/kernels/test_*.c))
-KERNELS_TESTLIB := $(O)/obj/tests/kernels/support.o $(O)/obj/tests/kernels/random_bits.o
-KERNELS_TESTS := $(patsubst tests/kernels/%.c,$(O)/tests/kernels/%,$(KERNELS_TEST_SRC))
-$(KERNELS_TESTS): $(O)/tests/kernels/%: $(O)/obj/tests/kernels/%.o $(KERNELS_TESTLIB) \
-		$(O)/libkvtkernels.a
-	@mkdir -p $(@D)
-	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) $(filter %.a,$^) \
-		-o $@ $(KERNELS_LIBS)
-ATTENTION_TESTS += $(KERNELS_TESTS)
-GPU_PROGRAMS += $(O)/tests/kernels/test_gpu
-
-# The CUDA kernels' sources, compiled for the CPU and run on emulated hardware.
-ifneq ($(KERNELS_CXX),)
-$(O)/obj/tests/kernels/emulated.o: tests/kernels/emulated.cpp $(wildcard kernels/*.h \
-		kernels/*.cuh tests/kernels/*.h examples/worker/*.cuh \
-		examples/worker/compute_args.h) $(O)/flags
-	@mkdir -p $(@D)
-	$(if $(V),,@echo "  CXX $<" && )$(KERNELS_CXX) -std=c++17 -O2 -g -Wall -Wextra -Werror \
-		-Wno-unknown-pragmas -ffp-contract=off -fno-threadsafe-statics \
-		-fno-exceptions -fPIC -Iinclude -I. $(SANITIZE) -c $< -o $@
-$(O)/tests/kernels/test_cuda: $(O)/obj/tests/kernels/emulated.o
-$(O)/tests/kernels/test_driver: $(STANDIN_IMAGES) | $(O)/tests/kernels/standin/libcuda.so.1
-endif
-
-kernels-programs: $(KERNELS_TESTS)
-
 kernels: $(O)/libkvtkernels.so $(O)/libkvtkernels.a \
 	$(if $(KERNELS_BENCH_OBJ),$(KERNELS_BENCH))
 
@@ -129,4 +96,4 @@ kernels-cuda: all attention
 	$(if $(filter none,$(NVCC)),@echo "kvtrunk: built without CUDA kernels: nvcc is missing." \
 		"Put it on PATH or name it: NVCC=" >&2; exit 1)
 
-.PHONY: kernels kernels-cuda kernels-programs
+.PHONY: kernels kernels-cuda

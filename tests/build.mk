@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Test programs. Each folder of tests names what it builds in tests/FOLDER/rules.mk (TEST_PROGRAMS),
-# and what `make check` runs in tests/FOLDER/list (see tests/run).
+# Test programs. A folder of tests has the name of the product's folder that it tests; tests/whole
+# needs several, tests/lib is what tests share. tests/FOLDER/rules.mk says what its programs are
+# linked with, tests/FOLDER/list what `make check` runs of them (see tests/run).
 #
-# Unit tests need no rule: tests/unit/test_NAME.c is one cmocka program. It is linked with all that
-# needs only libc (shm, core, libclient). test_daemon_*.c also gets the daemon without its main(),
-# test_store_*.c the store, test_tools_*.c and test_lab_*.c the tools and lab without theirs.
+# Neither unit tests nor tests with daemons need a rule: each test_NAME.c of their folders is one
+# cmocka program. A rules.mk adds objects and archives for its folder, and libraries (TEST_LIBS).
 
 # Callbacks have more parameters than most tests need.
 CFLAGS_tests := -Wno-missing-prototypes -Wno-unused-parameter
 
 DAEMON_PARTS := $(call objs,$(call sources_without_main,$(DAEMON_SRC)))
-TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c))
+TESTLIB_OBJ := $(call objs,$(filter-out tests/lib/test_%,$(wildcard tests/lib/*.c)))
 
 $(O)/libkvtbase.a: $(SHM_OBJ) $(CORE_OBJ) $(CLIENT_OBJ)
 $(O)/libkvtdaemon.a: $(DAEMON_PARTS)
@@ -21,42 +21,43 @@ $(addprefix $(O)/libkvt,base.a daemon.a test.a):
 
 DAEMON_LIBS ?= -luring -lbsd -linih
 
-UNIT_SRC := $(wildcard tests/unit/test_*.c)
-UNIT_DAEMON := $(wildcard tests/unit/test_daemon_*.c)
-UNIT_STORE := $(wildcard tests/unit/test_store_*.c)
-UNIT_TOOLS := $(wildcard tests/unit/test_tools_*.c tests/unit/test_lab_*.c)
-unit_programs = $(patsubst tests/unit/%.c,$(O)/tests/unit/%,$(1))
-UNIT_PORTABLE := $(call unit_programs,$(filter-out $(UNIT_DAEMON) $(UNIT_STORE) $(UNIT_TOOLS),\
-	$(UNIT_SRC)))
-
 link_test = $(if $(V),,@echo "  LD  $@" && )mkdir -p $(@D) && \
 	$(CC) $(LDFLAGS_BASE) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) \
 	-Wl,--end-group -o $@
 
-$(UNIT_PORTABLE): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o $(O)/libkvtbase.a
-	$(link_test) $(CMOCKA_FLAGS) -lcmocka -lpthread
+# The stand-in for the CUDA driver, with the soname of the real one and so in a separate folder.
+# Others set LD_LIBRARY_PATH to this one: it stays when the sources move.
+STANDIN := $(O)/tests/cuda/standin/libcuda.so.1
+STANDIN_OBJ := $(call objs,$(wildcard tests/lib/standin/*.c))
+link_standin = @mkdir -p $(@D); $(if $(V),,echo "  LD  $@" && )$(CC) -shared $(LDFLAGS_BASE) \
+	-Wl,-soname,$(@F) $^ -o $@ -lm -lpthread
 
-$(call unit_programs,$(UNIT_DAEMON)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtdaemon.a $(O)/libkvtbase.a
-	$(link_test) -lcmocka $(DAEMON_LIBS) -lpthread
+$(STANDIN): $(STANDIN_OBJ)
+	$(link_standin)
 
-$(call unit_programs,$(UNIT_STORE)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtbase.a
-	$(link_test) -lcmocka -luring -lpthread -ldl
-
-$(call unit_programs,$(UNIT_TOOLS)): $(O)/tests/unit/%: $(O)/obj/tests/unit/%.o \
-		$(O)/libkvtlab.a $(O)/libkvttools.a $(O)/libkvtbase.a
-	$(link_test) -lcmocka $(LAB_LIBS) -lpthread
-
-UNIT_PROGRAMS := $(call unit_programs,$(UNIT_SRC))
-$(UNIT_PROGRAMS): $(call objs,tests/lib/cases.c)
-TEST_PROGRAMS += $(UNIT_PROGRAMS)
+programs_of = $(patsubst %.c,$(O)/%,$(wildcard $(1:%=tests/%/test_*.c)))
+UNIT_PORTABLE := $(call programs_of,lib shm core libclient)
+UNIT_PROGRAMS := $(UNIT_PORTABLE) $(call programs_of,daemon store tools lab)
+PROC_PROGRAMS := $(call programs_of,daemon/proc daemon/restart daemon/hostile store/proc whole \
+	whole/cuda)
 
 -include $(wildcard tests/*/rules.mk)
 
+# With all that needs only libc; last, since store and core have functions of the same name.
+$(UNIT_PROGRAMS): $(O)/libkvtbase.a
+$(UNIT_PROGRAMS): $(O)/tests/%: $(O)/obj/tests/%.o $(O)/obj/tests/lib/cases.o
+	$(link_test) $(CMOCKA_FLAGS) -lcmocka $(TEST_LIBS) -lpthread
+
+# With the library whose protocol steps call a hook, so that a process can be killed at any.
+$(PROC_PROGRAMS): $(O)/tests/%: $(O)/obj/tests/%.o $(O)/libkvttest.a $(O)/libkvtrunk-steps.a
+	$(link_test) -lcmocka -lpthread -ldl
+
+TEST_PROGRAMS += $(STANDIN) $(UNIT_PROGRAMS) $(PROC_PROGRAMS)
+
 unit: $(UNIT_PROGRAMS)
 unit-portable: $(UNIT_PORTABLE)
+proc: $(PROC_PROGRAMS)
 tests: $(TEST_PROGRAMS)
 attention-tests: $(ATTENTION_TESTS)
 
-.PHONY: unit unit-portable tests attention-tests
+.PHONY: unit unit-portable proc tests attention-tests

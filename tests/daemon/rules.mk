@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the daemon does before and around serving, and on hosts that refuse it something.
-DAEMON_TEST_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/daemon/test_*.c))
+# Unit tests have the daemon without its main().
+$(call programs_of,daemon): $(O)/libkvtdaemon.a
+$(call programs_of,daemon): TEST_LIBS = $(DAEMON_LIBS)
 
-$(DAEMON_TEST_PROGRAMS): $(O)/tests/daemon/%: $(O)/obj/tests/daemon/%.o $(O)/libkvttest.a \
-		$(O)/libkvtrunk-steps.a
-	$(link_test) -lcmocka -lpthread
+# proc: what the daemon does before and around serving, and on hosts that refuse it something.
+# restart: it dies, hangs or is upgraded, and its clients continue.
+$(call programs_of,daemon/restart): $(call objs,$(addprefix tests/daemon/restart/,trace.c work.c))
 
-TEST_PROGRAMS += $(DAEMON_TEST_PROGRAMS)
+# hostile: clients that break every rule, beside one that keeps them.
+$(call programs_of,daemon/hostile): $(call objs,tests/daemon/hostile/witness.c)
+$(O)/tests/daemon/hostile/test_attacks: $(call objs,$(wildcard bench/attacks/*.c)) \
+		$(O)/libkvtlab.a $(O)/libkvttools.a

@@ -3,7 +3,7 @@
 #     make O=build/tsan OPT='-O1 -g' SANITIZE=-fsanitize=thread tsan
 # They are tests without it, too. The client library's tests run with it, and the store's threads.
 
-TSAN_PROGRAMS := $(patsubst tests/tsan/%.c,$(O)/tests/tsan/%,$(wildcard tests/tsan/test_*.c))
+TSAN_PROGRAMS := $(call programs_of,libclient/tsan)
 TEST_PROGRAMS += $(TSAN_PROGRAMS)
 
 # gcc warns that it does not model fences. What they order is atomic, or read by shm/racy.c.
@@ -13,11 +13,10 @@ CFLAGS_BASE += -Wno-tsan
 endif
 endif
 
-$(TSAN_PROGRAMS): $(O)/tests/tsan/%: $(O)/obj/tests/tsan/%.o $(O)/libkvtbase.a
+$(TSAN_PROGRAMS): $(O)/tests/libclient/tsan/%: $(O)/obj/tests/libclient/tsan/%.o $(O)/libkvtbase.a
 	$(link_test) -lpthread
 
-tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/unit/test_client_,ring commit known mirror) \
+tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/libclient/test_,ring commit known mirror) \
 	$(addprefix $(O)/,kvtrunkd kvtstored kvtctl) \
-	$(addprefix $(O)/tests/proc/test_store_,host scrub) \
-	$(O)/tests/unit/test_store_workers
+	$(addprefix $(O)/tests/store/,proc/test_host proc/test_scrub test_workers)
 .PHONY: tsan

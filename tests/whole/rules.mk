@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# Each tests/proc/test_*.c is a program that starts real daemons and processes. They link the
-# library with protocol steps, so that a process can be killed at any of them.
-PROC_PROGRAMS := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/proc/test_*.c))
+# cuda: pools on the stand-in for the driver. gpu: on a device; they skip without one.
+$(call programs_of,whole/cuda): | $(STANDIN)
+$(O)/tests/whole/cuda/test_store: $(call objs,tests/store/proc/store.c) $(O)/libkvtstore.a \
+		$(O)/libkvttools.a
 
-$(PROC_PROGRAMS): $(O)/tests/proc/%: $(O)/obj/tests/proc/%.o $(O)/libkvttest.a \
-		$(O)/libkvtrunk-steps.a
-	$(link_test) -lcmocka -lpthread
+GPU_TESTS := $(call programs_of,whole/gpu)
+$(GPU_TESTS): $(O)/tests/%: $(O)/obj/tests/%.o $(O)/libkvttest.a $(O)/libkvtrunk-steps.a
+	$(link_test) -lpthread -ldl
+$(O)/tests/whole/gpu/test_store: $(call objs,tests/store/proc/store.c)
+TEST_PROGRAMS += $(GPU_TESTS)
+GPU_PROGRAMS += $(GPU_TESTS)
 
-$(O)/tests/proc/test_store $(addprefix $(O)/tests/proc/test_store_,file sides host scrub): \
-		$(call objs,tests/proc/store.c)
-
-$(O)/tests/proc/test_helper: $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/tests/proc/helper
-$(O)/tests/proc/test_store_remote: $(call objs,tests/proc/store.c) $(O)/tests/proc/helper
-$(O)/tests/proc/test_store_sides: $(O)/tests/proc/helper
-$(O)/tests/proc/helper: $(O)/obj/tests/proc/helper.o
+# hosts: programs that make this host look like another one to a command.
+HOST_PROGRAMS := $(patsubst %.c,$(O)/%,$(wildcard tests/whole/hosts/*.c))
+$(HOST_PROGRAMS): $(O)/tests/%: $(O)/obj/tests/%.o
 	$(link_test)
+TEST_PROGRAMS += $(HOST_PROGRAMS)
 
-# Chaos with three instances and a store; by hand for longer than the tests.
-$(O)/tests/proc/store_chaos: $(O)/obj/tests/proc/store_chaos.o $(call objs,tests/proc/store.c) \
-		$(O)/libkvttest.a $(O)/libkvttools.a $(O)/libkvtrunk-steps.a
-	$(link_test) -lcmocka -lpthread
+# fuzz: libFuzzer targets, only in a build with clang and the fuzzer's runtime (see tests/check).
+FUZZ_PROGRAMS := $(patsubst %.c,$(O)/%,$(wildcard tests/whole/fuzz/*.c))
+$(FUZZ_PROGRAMS): $(O)/tests/%: $(O)/obj/tests/%.o \
+		$(addprefix $(O)/libkvt,lab.a tools.a daemon.a base.a)
+	$(link_test) -fsanitize=fuzzer $(DAEMON_LIBS) $(LAB_LIBS) -lpthread
 
-TEST_PROGRAMS += $(PROC_PROGRAMS) $(O)/tests/proc/store_chaos
-
-proc: $(PROC_PROGRAMS)
-.PHONY: proc
+fuzz: $(FUZZ_PROGRAMS)
+.PHONY: fuzz
