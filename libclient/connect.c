@@ -8,6 +8,7 @@
 #include "kvtrunk_keys.h"
 #include "kvtrunk_wire.h"
 #include "libclient/client.h"
+#include "libclient/control.h"
 #include "libclient/fail.h"
 #include "libclient/fetch.h"
 #include "libclient/interrupt.h"
@@ -26,7 +27,6 @@
 #include "shm/clock.h"
 #include "shm/geometry.h"
 
-#define DEFAULT_SOCKET "/run/kvtrunk/default.sock"
 #define DEFAULT_SQ_ENTRIES 64u
 #define DEFAULT_KEYS_COUNT (1u << 20)
 #define DEFAULT_LIST_COUNT (256u << 10)
@@ -359,7 +359,7 @@ int kvt_client_connect(struct kvt_client **ret_client, const struct kvt_options 
 		chosen.socket_path = secure_getenv("KVTRUNK_SOCKET");
 	given = chosen.socket_path;
 	if (!given)
-		chosen.socket_path = DEFAULT_SOCKET;
+		chosen.socket_path = KVT_DEFAULT_SOCKET;
 	deadline_ns = kvt_now_ns() +
 		      (chosen.timeout_ns > 0 ? chosen.timeout_ns : CONNECT_TIMEOUT_NS);
 	rc = fill_hello(&hello, &chosen, error);

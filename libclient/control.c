@@ -102,7 +102,9 @@ static void explain_absence(const char *path, char *text, size_t size)
 	long pid;
 	FILE *file;
 
-	snprintf(text, size, "start kvtrunkd, or set KVTRUNK_SOCKET to its socket");
+	snprintf(text, size, strcmp(path, KVT_DEFAULT_SOCKET) == 0 ?
+		 "start kvtrunkd, or set KVTRUNK_SOCKET to its socket" :
+		 "start kvtrunkd there, or name its socket");
 	if (stem <= 0 || strcmp(path + stem, ".sock") != 0)
 		return;
 	snprintf(lock, sizeof(lock), "%.*s.lock.d/lock", stem, path);

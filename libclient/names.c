@@ -63,8 +63,8 @@ static const struct {
 	[KVT_REASON_LIMIT_PAGES] = { "max_private_pages",
 		"this session is at its max_private_pages: END or FREE some" },
 	[KVT_REASON_SHARE] = { "share",
-		"this session is at its share beside other sessions: wait until they END or FREE "
-		"pages, or give some back" },
+		"with this the session would have more than its share beside other sessions: wait "
+		"until they END or FREE pages, ask for less, or give some back" },
 	[KVT_REASON_LIST_SHORT] = { "list_short", "the list is too short for the answer" },
 	[KVT_REASON_BAD_OP] = { "bad_op", "unknown operation" },
 	[KVT_REASON_BAD_FLAGS] = { "bad_flags",
@@ -127,7 +127,8 @@ static const struct {
 		"sequence in front of `computed`, and a kind that the daemon's option sides has" },
 	[KVT_REASON_SLOTS] = { "slots",
 		"more pages without a page behind them were announced than there are places: begin "
-		"with the keys of as many pages as are available, and COMMIT the others" },
+		"with the keys of as many pages as are available, and COMMIT the others, or wait "
+		"until others COMMIT or END" },
 	[KVT_REASON_LIMIT_NAMESPACES] = { "max_namespaces",
 		"all namespaces are open or locked, or this session has its most open: close some, "
 		"or raise max_namespaces" },

@@ -46,11 +46,18 @@ struct kvt_parked {
 
 static int refuse(struct kvt_error *why, const char *path, int error)
 {
+	const char *cure = error == -ENOENT ? ": start kvtrunkd first, or name its socket with "
+					      "--socket" :
+			   error == -EACCES ? ": run kvtstored as a user who may write there, as "
+					      "kvtrunkd's" : "";
+
 	why->code = error;
-	snprintf(why->text, sizeof(why->text), error == -EADDRINUSE ?
-		 "%s is in use by another process: one store serves an instance%s" :
-		 "cannot listen at %s: %s", path, error == -EADDRINUSE ? "" :
-		 kvt_name_text(-error));
+	if (error == -EADDRINUSE)
+		snprintf(why->text, sizeof(why->text), "%s is in use by another process: one store "
+			 "serves an instance", path);
+	else
+		snprintf(why->text, sizeof(why->text), "cannot listen at %s: %s%s", path,
+			 kvt_name_text(-error), cure);
 	return error;
 }
 

@@ -272,7 +272,7 @@ static int attach(struct kvt_store *store, int64_t call_ns, struct kvt_error *wh
 	options.timeout_ns = call_ns;
 	options.store_path = "";
 	rc = kvt_connect_aloud("kvtstored", &options, &store->client, why);
-	if (rc == -ENOENT && strstr(why->text, "set KVTRUNK_SOCKET"))
+	if (rc == -ENOENT && strstr(why->text, "start kvtrunkd"))
 		return kvt_store_fail(why, rc, "there is no daemon's socket at %s: start kvtrunkd "
 				      "first, or name its socket with --socket",
 				      store->daemon_path);

@@ -212,6 +212,20 @@ static void say_idle_limits(char *limits, const struct kvt_admin_namespace *name
 	}
 }
 
+/* Tell of refusals that no row has. */
+static void show_other_refusals(uint64_t refused, const struct kvt_admin_namespace *namespaces,
+				uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t here = kvt_refused_all(namespaces[i].tally.refused);
+
+		refused -= here < refused ? here : refused;
+	}
+	if (refused)
+		printf("refused elsewhere, as in namespaces that are closed: %llu\n",
+		       (unsigned long long)refused);
+}
+
 /* Ask for namespace_pages and tell which of its names are none. */
 static int show_idle_limits(struct kvt_admin *admin, const struct kvt_admin_namespace *namespaces,
 			    uint32_t n)
@@ -239,7 +253,9 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 		{ "refused", 8, 7, false },    { "opened", 6, 5, false },
 		{ "digest", -32, 0, false },
 	};
+	struct kvt_message_admin request = { .what = KVT_ADMIN_STATUS };
 	struct kvt_admin_namespace *namespaces;
+	struct kvt_admin_status status;
 	struct list list;
 	void *records;
 	uint32_t n;
@@ -247,6 +263,9 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 
 	if (kvt_admin_words(admin, NULL, NULL, 0))
 		return KVT_EXIT_USAGE;
+	rc = kvt_admin_ask(admin, &request, &status, sizeof(status)); /* the older of the two */
+	if (rc != 1)
+		return kvt_admin_exit(admin, rc ? rc : -EPROTO);
 	rc = kvt_admin_table(admin, KVT_ADMIN_NAMESPACES, sizeof(*namespaces), &records, &n);
 	if (rc)
 		return kvt_admin_exit(admin, rc);
@@ -260,6 +279,8 @@ int kvt_admin_namespaces(struct kvt_admin *admin)
 			namespace_text(&list, &namespaces[i]);
 	}
 	rc = list_end(&list, admin);
+	if (!admin->json)
+		show_other_refusals(kvt_refused_all(status.refused), namespaces, n);
 	if (!admin->json && show_idle_limits(admin, namespaces, n) != 0)
 		rc = KVT_EXIT_PROBLEM;
 	free(records);

@@ -351,14 +351,15 @@ static int take_own(struct invocation *given, char **argv, int *i)
 	if (value) {
 		if (!*value)
 			fprintf(stderr, "kvtctl: --socket needs a path\n");
-		if (!*value || is_twice(names_one(given), "-i or --socket"))
+		if (!*value || is_twice(names_one(given), "one of -i and --socket"))
 			return 1;
 		given->socket_path = value;
 		return 0;
 	}
 	value = value_of("-i", argv, i);
 	if (value)
-		return is_twice(names_one(given), "-i or --socket") || name_instance(given, value);
+		return is_twice(names_one(given), "one of -i and --socket") ||
+		       name_instance(given, value);
 	value = value_of("--timeout", argv, i);
 	if (value)
 		return is_twice(given->timeout_ns, "--timeout") ||

@@ -377,7 +377,8 @@ static int parse_options(struct server *server, int argc, char **argv)
 		case 't':
 			if (kvt_number_parse(optarg, strlen(optarg), 600000, &ms) == 0 && ms)
 				break;
-			fprintf(stderr, "kvtmetricsd: --timeout-ms is 1 to 600000\n");
+			fprintf(stderr, "kvtmetricsd: --timeout-ms takes 1 to 600000, not '%s'\n",
+				optarg);
 			return KVT_EXIT_USAGE;
 		case 'L':
 			server->page.page.labels = true;
@@ -386,8 +387,8 @@ static int parse_options(struct server *server, int argc, char **argv)
 			if (kvt_number_parse(optarg, strlen(optarg), KVT_METRICS_NAMESPACES_MOST,
 					     &spaces) == 0 && spaces)
 				break;
-			fprintf(stderr, "kvtmetricsd: --per-namespace is 1 to %d\n",
-				KVT_METRICS_NAMESPACES_MOST);
+			fprintf(stderr, "kvtmetricsd: --per-namespace takes 1 to %d, not '%s'\n",
+				KVT_METRICS_NAMESPACES_MOST, optarg);
 			return KVT_EXIT_USAGE;
 		case 'h':
 			if (kvt_option_word(argc, argv))

@@ -327,12 +327,16 @@ static void answer_page(struct kvt_daemon *daemon, struct admin_answer *answer,
 			const struct kvt_message_admin *request)
 {
 	struct kvt_admin_page page = { 0 };
+	char text[64];
 
-	if (request->argument >= daemon->core_config.n_pages ||
-	    !kvt_core_describe_page(daemon->core, (uint32_t)request->argument, &page))
-		answer_fail(answer, -EINVAL, "no such page");
-	else
+	if (request->argument < daemon->core_config.n_pages &&
+	    kvt_core_describe_page(daemon->core, (uint32_t)request->argument, &page)) {
 		answer_add(answer, &page, sizeof(page));
+		return;
+	}
+	snprintf(text, sizeof(text), "no such page: there are 0 to %u",
+		 daemon->core_config.n_pages - 1);
+	answer_fail(answer, -EINVAL, text);
 }
 
 /* ---- AUDIT */

@@ -151,7 +151,7 @@ bool kvt_connection_send(struct kvt_daemon *daemon, struct kvt_connection *conne
 	if (kvt_rights_send(connection->fd, message, bytes, fds, n_fds) == (ssize_t)bytes)
 		return true;
 	kvt_log_limited(&daemon->client_log, connection->peer.pid, daemon->clock.real_ns,
-			KVT_LOG_WARNING, "send_failed",
+			errno == EPIPE ? KVT_LOG_INFO : KVT_LOG_WARNING, "send_failed",
 			"pid=%d error=\"%s\" why=\"%s\"", (int)connection->peer.pid,
 			strerror(errno), errno == EAGAIN ? "the client does not read its socket"
 							 : "the client is gone");

@@ -18,6 +18,7 @@
 #include "daemon/log/lines.h"
 #include "shm/assert.h"
 #include "shm/geometry.h"
+#include "shm/size.h"
 
 #define PLAIN_PAGE_BYTES (16u << 10)
 #define MOST_PAGES (1ull << 30)
@@ -371,10 +372,11 @@ int kvt_pool_plan_pages(const struct kvt_config *config, uint32_t left, uint64_t
 	if (!pages)
 		pages = budget / plan->page_bytes;
 	if (pages < 2 || pages > MOST_PAGES) {
-		snprintf(why, KVT_WHY_BYTES, "the pool would have %llu pages; it needs 2 to %llu: "
+		snprintf(why, KVT_WHY_BYTES, "the pool would have %llu page%s; it needs 2 to %llu: "
 			 "change n_pages, or pool_bytes (%llu%s) and what makes a page large or "
-			 "small (%llu bytes): page_size, %s", (unsigned long long)pages, MOST_PAGES,
-			 (unsigned long long)budget, share ? ", a share of free memory" : "",
+			 "small (%llu bytes): page_size, %s", (unsigned long long)pages,
+			 kvt_plural(pages), MOST_PAGES, (unsigned long long)budget,
+			 share ? ", a share of free memory" : "",
 			 (unsigned long long)plan->page_bytes,
 			 plan->geometry.n_layers ? "the geometry" : "page_bytes");
 		return -EINVAL;

@@ -302,13 +302,17 @@ static void print_waits(const struct kvt_replay_report *report, const struct tot
 /* The verdict: a hit rate of the rest alone would hide them. */
 static void print_refused(const struct kvt_replay_report *report, const struct totals *totals)
 {
+	uint64_t alone = report->refused[kvt_refusal_of(KVT_REASON_TOO_LARGE)];
 	char attempts[256];
 
 	printf("REFUSED         %u of %u request%s (%.1f %%): they count as input without a hit. "
-	       "Attempts %s. Fewer at a time (--workers, --concurrency) or a larger pool "
-	       "serves them\n", totals->refused, totals->served, kvt_plural(totals->served),
+	       "Attempts %s. A larger pool (--pages) serves them%s\n", totals->refused,
+	       totals->served, kvt_plural(totals->served),
 	       kvt_percent(totals->refused, totals->served),
-	       kvt_refused_text(report->refused, attempts, sizeof(attempts)));
+	       kvt_refused_text(report->refused, attempts, sizeof(attempts)),
+	       alone == kvt_refused_all(report->refused) ? "" : alone ?
+	       "; fewer at a time (--workers, --concurrency) those that were not too_large" :
+	       ", and so do fewer at a time (--workers, --concurrency)");
 }
 
 static void print_text(const struct kvt_replay_report *report, const struct totals *totals)

@@ -89,7 +89,7 @@ enum kvt_script_verb { KVT_SCRIPT_VERBS(KVT_SCRIPT_VERB_ENUM) KVT_VERB_COUNT };
 	X(KEYS_COUNT, "keys_count", "a number of keys")                                          \
 	X(LIST_COUNT, "list_count", "a number of list words")                                  \
 	X(DEADLINE, "deadline_ms", "a number of milliseconds")                                 \
-	X(POINT, "point", "a number of positions, or junction")                                \
+	X(POINT, "point", "junction, or a number of positions")                                \
 	X(MIN, "min", "a number of positions")
 
 #define KVT_SCRIPT_PARAMETER_ENUM(e, n, a) KVT_PARAMETER_##e,

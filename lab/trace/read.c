@@ -17,6 +17,7 @@
 #include <zlib.h>
 
 #include "lab/trace/reader.h"
+#include "shm/size.h"
 #include "tools/progress.h"
 
 #define LOOK_EVERY 256 /* objects between two looks at the clock */
@@ -291,7 +292,8 @@ static void tell_unread(struct kvt_trace *trace, const struct kvt_reader *reader
 		return;
 	fprintf(text, "%s: not used: ", reader->path);
 	if (reader->n_empty) {
-		fprintf(text, "%u objects without a request", reader->n_empty);
+		fprintf(text, "%u object%s without a request", reader->n_empty,
+			kvt_plural(reader->n_empty));
 		comma = ", ";
 	}
 	json_object_foreach(reader->unread, name, count) {

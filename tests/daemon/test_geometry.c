@@ -115,7 +115,7 @@ TEST(contradictions_are_refused_with_cause_and_cure)
 	expect_refused(-EINVAL, "kv_scales", "kv_type is bf16");
 	start();
 	set("pool_bytes", "8M");
-	expect_refused(-EINVAL, "1 pages", "pool_bytes (8388608)");
+	expect_refused(-EINVAL, "1 page;", "pool_bytes (8388608)");
 	start();
 	set("n_pages", "1073741824");
 	expect_refused(-EINVAL, "more than", "lower n_pages");
