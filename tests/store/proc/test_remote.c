@@ -339,17 +339,20 @@ static uint32_t fetch_in_b(const uint32_t *keys)
  * the 4 ms of an ask that a client waits for, all would be. */
 TEST_WITH(a_fetch_that_blocks_nobody_waits_for_a_slow_one, start_hasty, stop)
 {
-	uint32_t keys[N], loaded = 0;
+	uint32_t keys[N], loaded = 0, asked;
+	uint64_t read;
 
-	for (uint32_t i = 0; loaded < 14; i++) {
-		kvt_test_check(i < 42);
-		keep_in_a(keys, 160 + i);
+	for (asked = 0; loaded < 14; asked++) {
+		kvt_test_check(asked < 42);
+		keep_in_a(keys, 160 + asked);
 		make_bad("slow");
 		loaded += fetch_in_b(keys) == N;
 		make_good("slow");
 		kvt_test_side_evict(&b);
 	}
-	kvt_test_equal(kvt_test_store_status(&b.peer).helper_read_pages, 14 * N / PAGE);
+	/* The store may read what a client no longer waits for. */
+	read = kvt_test_store_status(&b.peer).helper_read_pages;
+	kvt_test_check(14 * N / PAGE <= read && read <= asked * N / PAGE);
 	b.fetch_wait_ns = 0;
 }
 
