@@ -99,7 +99,7 @@ class Ring(Owner):
         default it is logged."""
         self.client = client
         self._warn = warn or LimitedLog(logger.warning)
-        self._stall = stall or Stall(client, None, logger.warning, None)
+        self._stall = stall or Stall(None, logger.warning, None)
         self._stock_size = stock
         self._stock: list[int] = []
         self._filling = False

@@ -5,15 +5,21 @@ The session warns after WARN_S, and where a loss only costs time, counts itself 
 """
 from __future__ import annotations
 
+import os
+import pathlib
+import socket as sockets
+import struct
 import time
 from typing import Callable, Optional
 
-from ._client import Client
 from ._errors import ConnectionLost, Error
 
 WARN_S = 1.0
 LOST_S = 10.0
 """A lost session costs all requests their KV, a stall only time: so it is long."""
+_DEFAULT = "/run/kvtrunk/default.sock"
+_PEER = struct.Struct("iII")
+"""struct ucred."""
 
 
 class Stalled(Error):
@@ -23,13 +29,11 @@ class Stalled(Error):
 class Stall:
     """Of one session."""
 
-    def __init__(self, client: Client, socket: Optional[str], log: Callable[..., None],
-                 lost_s: Optional[float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, socket: Optional[str], log: Callable[..., None], lost_s: Optional[float],
+                 clock: Callable[[], float] = time.monotonic) -> None:
         """socket: as of connect(). log: as Logger.warning(). lost_s: without an answer for so long
         the session is lost; None: never."""
-        where = f", {socket}" if socket else ""
-        self._daemon = f"kvtrunkd (pid {client.info.daemon_pid}{where})"
-        self._pid = client.info.daemon_pid
+        self._path = socket or os.environ.get("KVTRUNK_SOCKET") or _DEFAULT
         self._log = log
         self._lost_s = lost_s
         self._clock = clock
@@ -47,15 +51,37 @@ class Stall:
         waited = self._clock() - since
         if waited >= WARN_S and self._warned is None:
             self._warned = since
-            self._log("kvtrunk: %s", f"{self._daemon} has not answered for {waited:.0f} s: it is "
+            pid = _serving(self._path)
+            self._log("kvtrunk: %s", f"{self._daemon()} has not answered for {waited:.0f} s: it is "
                       "stopped, or has no processor. New requests wait, running ones continue while "
-                      f"they have pages. If it is stopped, `kill -CONT {self._pid}` continues it")
+                      "they have pages. If it is stopped, "
+                      f"{f'`kill -CONT {pid}`' if pid else 'SIGCONT'} continues it")
         if self._lost_s is not None and waited >= self._lost_s:
-            raise ConnectionLost(f"{self._daemon} has not answered for {waited:.0f} s")
+            raise ConnectionLost(f"{self._daemon()} has not answered for {waited:.0f} s")
 
     def answered(self) -> None:
         """An answer came."""
         if self._warned is not None:
-            self._log("kvtrunk: %s", f"{self._daemon} answers again, after "
+            self._log("kvtrunk: %s", f"{self._daemon()} answers again, after "
                       f"{self._clock() - self._warned:.1f} s")
             self._warned = None
+
+    def _daemon(self) -> str:
+        pid = _serving(self._path)
+        return f"kvtrunkd ({f'pid {pid}, ' if pid else ''}{self._path})"
+
+
+def _serving(path: str) -> int:
+    """Process id of the daemon that listens at a socket, a stopped one, too. 0: not known, because
+    none listens, many connections wait, it ended, or it is in another pid namespace."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as made:
+        made.setblocking(False)
+        try:
+            made.connect(path)
+            peer = made.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _PEER.size)
+            pid = int(_PEER.unpack(peer)[0])
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        except OSError:
+            return 0
+    # The socket outlives a daemon, and names it until a successor listens.
+    return 0 if stat.rpartition(")")[2].startswith((" Z", " X")) else pid

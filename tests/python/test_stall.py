@@ -2,6 +2,7 @@
 """A daemon that does not answer: kvtrunk._stall, and a scheduler's session beside it."""
 import contextlib
 import os
+import select
 import signal
 import threading
 
@@ -33,16 +34,21 @@ def stopped(client):
 
 
 @pytest.fixture
-def client():
-    with testing.daemon(page_size=16, n_pages=64) as daemon:
-        with daemon.connect(any_geometry=True) as made:
-            yield made
+def daemon():
+    with testing.daemon(page_size=16, n_pages=64) as made:
+        yield made
 
 
-def make(client, said, lost_s=LOST_S):
+@pytest.fixture
+def client(daemon):
+    with daemon.connect(any_geometry=True) as made:
+        yield made
+
+
+def make(client, said, lost_s=LOST_S, socket="/no/socket"):
     clock = Clock()
-    ring = Ring(client, stall=Stall(client, "/a/socket", lambda text, *given: said.append(
-        text % given), lost_s, clock))
+    ring = Ring(client, stall=Stall(socket, lambda text, *given: said.append(text % given), lost_s,
+                                    clock))
     ring.space = client.namespace(model="ring")._id
     return ring, clock
 
@@ -116,9 +122,9 @@ def test_a_late_refusal_is_asked_again(client):
     assert begin(ring, 64 * 16).ticket == 0  # there is no room
 
 
-def test_a_stall_is_told_once_and_costs_the_session_later(client):
+def test_a_stall_is_told_once_and_costs_the_session_later(daemon, client):
     said = []
-    ring, clock = make(client, said)
+    ring, clock = make(client, said, socket=daemon.socket)
     pid = client.info.daemon_pid
     with stopped(client):
         begin(ring, 16, patience_s=SOON_S)
@@ -126,12 +132,51 @@ def test_a_stall_is_told_once_and_costs_the_session_later(client):
         assert ring.is_stalled() and said == []
         for clock.now in WARN_S, LOST_S / 2:
             assert ring.reap() == []
-        assert len(said) == 1 and f"kvtrunkd (pid {pid}, /a/socket) has not answered for 1 s" in said[0]
+        assert len(said) == 1 and f"kvtrunkd (pid {pid}, {daemon.socket}) has not answered for 1 s" in \
+            said[0]
         assert f"`kill -CONT {pid}`" in said[0]
         clock.now = LOST_S
         with pytest.raises(ConnectionLost, match="has not answered for 10 s"):
             ring.reap()
     clock.now = 12.0
+
+
+def test_a_stalled_successor_is_named():
+    said = []
+    with testing.daemon(page_size=16, n_pages=64, supervise=True) as daemon:
+        with daemon.connect(any_geometry=True) as client:
+            ring, clock = make(client, said, socket=daemon.socket)
+            first = client.info.daemon_pid
+            daemon.kill()
+            assert begin(ring, 16).lease
+            successor = daemon.child
+            stores.freeze(successor)
+            begin(ring, 16, seed=1, patience_s=SOON_S)
+            clock.now = WARN_S
+            ring.reap()
+            os.kill(successor, signal.SIGCONT)
+            reap_until(ring, lambda: not ring.is_stalled())
+    assert f"(pid {successor}, {daemon.socket})" in said[0]
+    assert f"`kill -CONT {successor}`" in said[0] and successor != first
+
+
+def test_a_daemon_that_ended_is_not_named():
+    """Its socket still names it."""
+    said = []
+    with testing.daemon(page_size=16, n_pages=64, supervise=True) as daemon:
+        with daemon.connect(any_geometry=True) as client:
+            ring, clock = make(client, said, socket=daemon.socket)
+            stores.freeze(daemon.pid)
+            stores.freeze(client.info.daemon_pid)
+            begin(ring, 16, patience_s=SOON_S)
+            pidfd = os.pidfd_open(client.info.daemon_pid)
+            os.kill(client.info.daemon_pid, signal.SIGKILL)
+            select.select([pidfd], [], [])
+            os.close(pidfd)
+            clock.now = WARN_S
+            ring._stall.look(0.0)
+            os.kill(daemon.pid, signal.SIGCONT)
+    assert f"kvtrunkd ({daemon.socket}) has not" in said[0] and "SIGCONT continues it" in said[0]
 
 
 def test_where_a_loss_would_end_the_engine_it_waits(client):

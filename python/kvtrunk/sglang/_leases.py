@@ -162,7 +162,7 @@ class Leases:
         if client.info.rank == 0:
             client.set_timeout(lost_s)
         return Ring(client, warn=self.warn,
-                    stall=Stall(client, self._socket, logger.warning, lost_s))
+                    stall=Stall(self._socket, logger.warning, lost_s))
 
     def _survives(self, client: Client) -> bool:
         """Whether requests continue on another daemon. No rank goes on, or begins with a new daemon,

@@ -182,7 +182,7 @@ class Engine:
         lost_s = LOST_S if client.info.backend == "host" and self._ranks == 1 else None
         client.set_timeout(lost_s)
         return Ring(client, stock=min(_STOCK, client.info.n_pages // 64), warn=self.warn,
-                    stall=Stall(client, self._socket, logger.warning, lost_s))
+                    stall=Stall(self._socket, logger.warning, lost_s))
 
     def publish(self, vllm_config: Any) -> None:
         """Prepare KV events, if they are wanted. Before vLLM makes their publisher."""
