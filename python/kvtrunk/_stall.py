@@ -12,6 +12,7 @@ import struct
 import time
 from typing import Callable, Optional
 
+from ._client import Info
 from ._errors import ConnectionLost, Error
 
 WARN_S = 1.0
@@ -24,6 +25,13 @@ _PEER = struct.Struct("iII")
 
 class Stalled(Error):
     """The daemon did not answer in time: try again when it answers."""
+
+
+def connected_again(old: Info, new: Info) -> str:
+    """What the log says of a session after one that was lost."""
+    cache = "was kept" if new.instance == old.instance else "starts empty"
+    return (f"connected again as session {new.session}: running requests are computed again; the "
+            f"cache {cache}")
 
 
 class Stall:

@@ -11,7 +11,7 @@ import stores
 
 from kvtrunk import ConnectionLost, testing
 from kvtrunk._ring import WAIT_MS, Ring, Spaces
-from kvtrunk._stall import LOST_S, WARN_S, Stall, Stalled
+from kvtrunk._stall import LOST_S, WARN_S, Stall, Stalled, connected_again
 from test_ring import begin, in_use, reap_until
 
 SOON_S = 0.01
@@ -209,3 +209,13 @@ def test_what_a_step_needs_is_waited_for_and_told(client, monkeypatch):
     os.kill(client.info.daemon_pid, signal.SIGCONT)
     waits.join()
     assert len(said) == 3 and "answers again" in said[1] and len(said[2]) == 2
+
+
+@pytest.mark.parametrize("ends, cache", [(False, "was kept"), (True, "starts empty")])
+def test_a_second_session_tells_whether_the_cache_is_the_first_ones(daemon, client, ends, cache):
+    if ends:
+        daemon.kill()
+        daemon.start()
+    with daemon.connect(any_geometry=True) as again:
+        said = connected_again(client.info, again.info)
+    assert said.endswith(f"running requests are computed again; the cache {cache}")

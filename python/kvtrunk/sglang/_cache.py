@@ -29,7 +29,7 @@ from sglang.srt.runtime_context import get_schedule
 from .. import Client, Error, Namespace, _check, _proofs
 from .._name import Name
 from .._ring import Spaces
-from .._stall import Stalled
+from .._stall import Stalled, connected_again
 from . import HOOKS, _drafts, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
 from ._keys import keys_of, root_of, shares
@@ -402,7 +402,7 @@ class KvtrunkCache(BasePrefixCache):
         if not self.leases.idle or now < self._look_again:
             return False
         self._look_again = now + 1
-        pool = self.allocator.get_kvcache()
+        pool, old = self.allocator.get_kvcache(), self.client.info
         try:
             self.client = _pool.connect_again(pool)
         except _refusals.Refused as error:
@@ -413,8 +413,7 @@ class KvtrunkCache(BasePrefixCache):
         self._name.forsake()
         self.leases.continue_with(self.client)
         self._spaces = Spaces(self.leases.ring, self._open_space, patience_s=PATIENCE_S)
-        logger.warning("kvtrunk: connected to daemon %d; its cache is empty, requests are computed "
-                       "again", self.client.info.daemon_pid)
+        logger.warning("kvtrunk: %s", connected_again(old, self.client.info))
         return True
 
     def _begin(self, req: Any, length: int) -> Optional[Lease]:

@@ -29,7 +29,7 @@ from .._ring import Ring, Spaces
 from .._limited_log import LimitedLog
 from .._seq import Fence
 from .._socket import fetch_wait, min_positions, socket_of
-from .._stall import LOST_S, Stall
+from .._stall import LOST_S, Stall, connected_again
 from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest
@@ -306,8 +306,7 @@ class Engine:
         elif self.worker is not None:
             self.worker.follow(ring.client)
         self.is_lost = False
-        logger.warning("kvtrunk: connected again as session %d: its cache is empty, requests are "
-                       "computed again", info.session)
+        logger.warning("kvtrunk: %s", connected_again(old, info))
         return True
 
     def close(self, fence: Optional[Fence] = None) -> None:

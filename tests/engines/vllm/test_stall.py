@@ -155,6 +155,7 @@ def test_a_session_is_lost_when_the_daemon_is_stopped_for_long(stopped, monkeypa
     while engine.theirs.has_unfinished_requests():
         step(engine)
     assert ours.session == 2
+    assert said[-1].endswith("running requests are computed again; the cache was kept")
 
 
 @pytest.mark.parametrize("on_loss", ["end", "wait"])
