@@ -19,8 +19,8 @@ def load(name: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise InvalidArgument("a tokenizer by name needs transformers: pip install transformers, or "
-                              "give token ids") from None
+        raise InvalidArgument(f"the tokenizer of {name} needs transformers: pip install "
+                              "transformers, or give token ids") from None
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

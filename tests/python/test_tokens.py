@@ -116,7 +116,9 @@ def test_analyze_takes_texts_and_messages(transformers):
     assert kvtrunk.analyze(prompts, tokenizer=tokenizer, page_size=2) == batch
 
 
-def test_a_name_needs_transformers(monkeypatch):
+@pytest.mark.parametrize("name", ["words", "/a/folder"])
+def test_a_name_and_a_folder_need_transformers(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(kvtrunk.InvalidArgument, match="pip install transformers"):
-        kvtrunk.analyze(["a"], tokenizer="words")
+    with pytest.raises(kvtrunk.InvalidArgument,
+                       match=f"^the tokenizer of {name} needs transformers: pip install transformers"):
+        kvtrunk.analyze(["a"], tokenizer=name)
