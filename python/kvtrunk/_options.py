@@ -13,9 +13,10 @@ _SIZE = re.compile(r"(\d+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
-    """One that refuses an option that takes one value and is given twice."""
+    """One that refuses a shortened option, and one that takes one value and is given twice."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        options["allow_abbrev"] = False
         super().__init__(*args, **options)
         self.register("action", None, _Once)
         self.register("action", "store", _Once)

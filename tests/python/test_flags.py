@@ -240,7 +240,7 @@ def test_a_proof_refuses_states(tmp_path):
 
 
 def test_sglang_has_one_plane_of_an_mla_model(tmp_path):
-    daemon, command = printed(tmp_path, "sglang", "--device=cpu", "--pool=1G", kv_lora_rank=512,
+    daemon, command = printed(tmp_path, "sglang", "--device=cpu", "--pool-bytes=1G", kv_lora_rank=512,
                               qk_rope_head_dim=64)
     assert [word for word in daemon if "kv-layout" in word] == ["--kv-layout=latent"]
     pages = (1 << 30) // (2 * 576 * 2 * 16)

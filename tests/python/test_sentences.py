@@ -39,8 +39,8 @@ def test_commands_of_engines(engine, model):
     missing = f"{model}/nowhere"
     assert f"{missing} is no file or folder on this machine" in said(module, "flags", missing)
     assert "no number from 1" in said(module, "flags", model, "--device", "cuda", "--engines", "0")
-    pool = "--pool-bytes" if engine == "vllm" else "--pool"
-    assert f"give a larger {pool}" in said(module, "flags", model, pool, "1K", "--device", "cpu")
+    assert "give a larger --pool-bytes" in said(module, "flags", model, "--pool-bytes", "1K",
+                                                "--device", "cpu")
 
 
 WRONG = [
@@ -59,7 +59,10 @@ WRONG = [
     ("store mooncake --protocol udp", "--protocol"),
     ("tokens {0}/nowhere", "kvtrunk.tokens: "),
     ("vllm doctor --socket /a --socket /b", "--socket is given twice: keep one"),
-    ("sglang flags {0} --pool 1G --pool 2G", "--pool is given twice"),
+    ("sglang flags {0} --pool-bytes 1G --pool-bytes 2G", "--pool-bytes is given twice"),
+    ("sglang flags {0} --pool 1G", "unrecognized arguments: --pool 1G"),
+    ("vllm flags {0}/nowhere", "Download it first, or give a folder with its config.json"),
+    ("sglang flags {0}/nowhere", "Download it first, or give a folder with its config.json"),
     ("store redis --ttl 1 --ttl 2", "--ttl is given twice"),
 ]
 

@@ -12,9 +12,9 @@ import pathlib
 import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
+from .. import _weights
 from .._geometry import Geometry
 from .._options import count as count, size as size  # of the commands of engines
-from .._weights import WEIGHTS, weight_files
 from ..testing import program
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
@@ -52,6 +52,16 @@ class States(ValueError):
 
 class Uneven(ValueError):
     """Layers of a model keep KV of several sizes."""
+
+
+def model_folder(model: str) -> pathlib.Path:
+    """Where a model's config.json is. SystemExit: not on this machine."""
+    try:
+        folder = _weights.model_folder(model, None, None)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
+            from None
+    return folder.parent if folder.is_file() else folder
 
 
 def geometry(folder: pathlib.Path, page_size: int, kv_type: Optional[str],
@@ -201,12 +211,12 @@ def first_device() -> Optional[Device]:
 def weights_bytes(folder: pathlib.Path) -> int:
     """Size of the weights that an engine loads from a folder, which may have them in several
     formats. 0: there are none."""
-    files = weight_files(folder)
+    files = _weights.weight_files(folder)
     try:
         named = set(json.loads((folder / _INDEX).read_text("utf-8"))["weight_map"].values())
         files = [path for path in files if path.name in named]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        kinds = [suffix for suffix in WEIGHTS if any(path.suffix == suffix for path in files)]
+        kinds = [suffix for suffix in _weights.WEIGHTS if any(path.suffix == suffix for path in files)]
         files = [path for path in files if path.suffix in kinds[:1]]
     return sum(path.stat().st_size for path in files)
 

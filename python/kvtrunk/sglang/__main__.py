@@ -16,7 +16,6 @@ from typing import Any, Optional, Sequence
 from .. import __version__, _doctor, _prove
 from .._options import Parser, run
 from .._texts import Size
-from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
 from . import HOOKS, NAME, _drafts, compat
 
@@ -26,12 +25,12 @@ def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], rank
     """What to start. drafts: an algorithm of speculative decoding, and the model that drafts if it is
     another one. ValueError: the pool is too small, or the model cannot be shared. OSError: it is not
     here."""
-    folder = model_folder(model)
+    folder = _flags.model_folder(model)
     shape = _flags.geometry(folder, page_size, kv_type, ranks)
     shape["n_layers"] += _draft_layers(folder, shape, ranks, *drafts)
     if shape["kv_layout"] != "latent":
         shape["kv_layout"] = "nhd"
-    n_pages = pool // _flags.page_bytes(shape, pool, "--pool")
+    n_pages = pool // _flags.page_bytes(shape, pool, "--pool-bytes")
     on_cpu = device == "cpu"
     daemon = _flags.daemon_command(shape, ranks, on_cpu, f"--n-pages={n_pages}",
                                    "--max-private-pages=0")
@@ -80,7 +79,7 @@ def _draft_layers(folder: pathlib.Path, shape: dict[str, Any], ranks: int, algor
         if model:
             raise ValueError("NGRAM drafts without a model: leave --speculative-draft-model-path out")
         return 0
-    folder = model_folder(model) if model else folder
+    folder = _flags.model_folder(model) if model else folder
     config = json.loads((folder / "config.json").read_text("utf-8"))
     n = config.get("num_nextn_predict_layers") or (config.get("num_hidden_layers") if model else None)
     if not n:
@@ -95,12 +94,13 @@ def _draft_layers(folder: pathlib.Path, shape: dict[str, Any], ranks: int, algor
 
 def _start(arguments: argparse.Namespace) -> _commands.Start:
     """What flags prints. ValueError, OSError: as commands()."""
-    ranks, pool = arguments.tp_size, arguments.pool or 8 << 30
+    ranks, pool = arguments.tp_size, arguments.pool_bytes or 8 << 30
     on_cpu, replicas = arguments.device == "cpu", arguments.dp_size
     if on_cpu:
         why = _flags.CPU_DAEMON_WHY
     else:
-        division = _flags.divide(arguments, model_folder(arguments.model), ranks, arguments.pool)
+        division = _flags.divide(arguments, _flags.model_folder(arguments.model), ranks,
+                                 arguments.pool_bytes)
         pool, why = division.pool, division.why
     made = commands(arguments.model, arguments.page_size, pool, arguments.kv_type, ranks,
                     arguments.device, replicas, _drafts_of(arguments))
@@ -214,8 +214,8 @@ def main() -> int:
                           help="as SGLang's: what drafts tokens (nothing)")
         each.add_argument("--speculative-draft-model-path", metavar="MODEL",
                           help="as SGLang's: the layers that draft (the model's own)")
-    one.add_argument("--pool", type=_flags.size, metavar="BYTES", help="memory for KV in each rank "
-                     "(8G; on a device what the engines leave)")
+    one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
+                     help="memory for KV in each rank (8G; on a device what the engines leave)")
     one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
                      help="replicas in one server; on devices with a daemon for each (1)")
     one.add_argument("--radix-eviction-policy", choices=["lru", "slru", "lfu", "priority"],

@@ -25,23 +25,12 @@ from ._replaced import REPLACED
 from .. import _doctor, _prove
 from .._options import Parser, run
 from .._texts import Size
-from .._weights import model_folder
 from ..engine import _commands, _flags, _replaced
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"
 _BLOCK = 64
 _OR_ALL_TOKENS = ", or --disable-hybrid-kv-cache-manager, and all layers keep all tokens"
-
-
-def _folder(model: str) -> pathlib.Path:
-    """Where a model's config.json is. SystemExit: not on this machine."""
-    try:
-        folder = model_folder(model, None, None)
-    except FileNotFoundError as error:
-        raise SystemExit(f"{error}. Download it first, or give a folder with its config.json") \
-            from None
-    return folder.parent if folder.is_file() else folder
 
 
 def _with_drafts(shape: dict[str, Any], folder: pathlib.Path, arguments: argparse.Namespace,
@@ -53,7 +42,7 @@ def _with_drafts(shape: dict[str, Any], folder: pathlib.Path, arguments: argpars
     if spec["method"] not in METHODS:
         return shape
     if spec.get("model"):
-        folder = _folder(spec["model"])
+        folder = _flags.model_folder(spec["model"])
     drafts = _flags.geometry(folder, shape["page_size"], shape["kv_type"],
                              arguments.tensor_parallel_size)
     if spec["method"] == "mtp":
@@ -157,8 +146,8 @@ def _layout(shape: dict[str, Any], on_cpu: bool) -> str:
 def _division(arguments: argparse.Namespace) -> _flags.Division:
     """The shares of a device. SystemExit: it is too small, or unknown."""
     try:
-        return _flags.divide(arguments, _folder(arguments.model), arguments.tensor_parallel_size,
-                             arguments.pool_bytes)
+        return _flags.divide(arguments, _flags.model_folder(arguments.model),
+                             arguments.tensor_parallel_size, arguments.pool_bytes)
     except ValueError as error:
         raise SystemExit(str(error)) from None
 
@@ -171,7 +160,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
     if on_cpu and (arguments.block_size or 0) % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
     pool_bytes, sizes = arguments.pool_bytes or 16 << 30, []
-    shape = _shape(_folder(arguments.model), arguments, spec or {})
+    shape = _shape(_flags.model_folder(arguments.model), arguments, spec or {})
     shape = {**shape, "kv_layout": _layout(shape, on_cpu)}
     _flags.page_bytes(shape, pool_bytes, "--pool-bytes")
     if not on_cpu:

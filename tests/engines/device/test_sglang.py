@@ -24,7 +24,7 @@ PAGE, PROMPT, TOKENS = 16, 150, 3
 
 @pytest.fixture
 def host(folder, tmp_path):
-    options, words = printed("sglang", folder, "--pool", "64M")
+    options, words = printed("sglang", folder, "--pool-bytes", "64M")
     with hosting(options, words, BEHIND, VARIABLES, tmp_path) as made:
         yield made
 

@@ -14,7 +14,7 @@ from conftest import ON_A_CPU, STANDIN, printed
                                                 if "ENGINES_LONG" in os.environ else [])])
 def test_what_flags_prints_starts_as_it_is(folder, algorithm, tmp_path):
     made, more = heads.drafting(algorithm, folder, tmp_path) if algorithm else (folder, [])
-    with printing.server("sglang", [str(made), "--pool", "8M", *more], ON_A_CPU, tmp_path / "log",
+    with printing.server("sglang", [str(made), "--pool-bytes", "8M", *more], ON_A_CPU, tmp_path / "log",
                          {"PYTHONPATH": STANDIN}) as server:
         asked = {"text": "The page of a prefix that one request computed is read by another. " * 5,
                  "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
