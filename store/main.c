@@ -825,8 +825,7 @@ static int status_of(int error)
 /* Status of a start that found no daemon to serve: what the host lacks may be there next time. */
 static int status_unserved(const struct all *all)
 {
-	static const int lacking[] = { ENOMEM, EMFILE, ENFILE, EAGAIN,
-					EIO, ENODEV, EEXIST };
+	static const int lacking[] = { EMFILE, ENFILE, EAGAIN, EIO, ENODEV, EEXIST };
 
 	for (uint32_t i = 0; i < all->n_sides; i++)
 		for (size_t j = 0; j < sizeof(lacking) / sizeof(lacking[0]); j++)
