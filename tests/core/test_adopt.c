@@ -209,6 +209,7 @@ TEST(doubts_nodes_that_contradict)
 	expect_doubt(w, &node->start, node->start + 1, "begin where");
 	expect_doubt(w, &node->namespace_id, 0, "no namespace");
 	expect_doubt(w, &node->namespace_id, 5, "not in use");
+	expect_doubt(w, &node->namespace_id, w->core->config.max_namespaces, "no namespace");
 	expect_doubt(w, &node->flags, node->flags | 1u << 20, "flags");
 	expect_doubt(w, &node->flags, node->flags | KVT_NODE_KEYED, "root key");
 	expect_doubt(w, &node->flags, 0, "");
