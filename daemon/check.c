@@ -10,8 +10,6 @@
 
 #include "daemon/prepare.h"
 #include "daemon/serve/host.h"
-#include "daemon/serve/options.h"
-#include "daemon/serve/plan.h"
 #include "daemon/serve/socket.h"
 #include "daemon/setup/memory.h"
 
@@ -75,14 +73,8 @@ static int check_places(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 
 int kvt_daemon_check(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
-	int error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
+	int error = kvt_daemon_prepare(daemon, why);
 
-	if (!error)
-		error = kvt_daemon_pin(daemon, why);
-	if (!error)
-		error = kvt_daemon_named(daemon, kvt_daemon_plan(daemon, why));
-	if (!error)
-		error = kvt_daemon_check_memory(daemon, why);
 	if (!error)
 		error = check_pool(daemon, why);
 	if (!error)

@@ -10,6 +10,8 @@
 #include <bsd/string.h>
 
 #include "daemon/serve/host.h"
+#include "daemon/serve/options.h"
+#include "daemon/serve/plan.h"
 #include "daemon/setup/memory.h"
 
 #define POLLS_BESIDE 8 /* socket, signals, keeper */
@@ -24,7 +26,7 @@ int kvt_daemon_named(const struct kvt_daemon *daemon, int error)
 	return error;
 }
 
-int kvt_daemon_pin(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+static int pin_to_cpu(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	int64_t cpu = daemon->config.cpu;
 	cpu_set_t set;
@@ -68,7 +70,7 @@ int kvt_daemon_open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	return error;
 }
 
-int kvt_daemon_check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+static int check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {
 	const struct kvt_core_sizes *sizes = &daemon->sizes;
 	/* The backend checks device memory. */
@@ -87,6 +89,19 @@ int kvt_daemon_check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BY
 		 (unsigned long long)sizes->ledger_bytes, (unsigned long long)sizes->scratch_bytes,
 		 daemon->core_config.n_pages);
 	return -ENOMEM;
+}
+
+int kvt_daemon_prepare(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
+{
+	int error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
+
+	if (!error)
+		error = pin_to_cpu(daemon, why);
+	if (!error)
+		error = kvt_daemon_named(daemon, kvt_daemon_plan(daemon, why));
+	if (!error)
+		error = check_memory(daemon, why);
+	return error;
 }
 
 int kvt_daemon_socket_path(const struct kvt_config *config, char to[KVT_SOCKET_PATH_BYTES])

@@ -15,11 +15,10 @@
 /** Make the error of a path that an option gives that of a bad option: another try does not help.
  * Not beside a cache to recover, which a service manager drops when it does not try again. */
 int kvt_daemon_named(const struct kvt_daemon *daemon, int error);
-int kvt_daemon_pin(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
+/** Set the limits of the process, and plan what it makes: its memory can be had. */
+int kvt_daemon_prepare(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Open the event loop. It polls each connection, member and session, and a few more. */
 int kvt_daemon_open_loop(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
-/** Check that this process can have the memory of the plan. */
-int kvt_daemon_check_memory(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]);
 /** Sets no `why`. */
 int kvt_daemon_socket_path(const struct kvt_config *config, char to[KVT_SOCKET_PATH_BYTES]);
 /** Say that an option names a group that is none. Returns -EINVAL. */

@@ -37,7 +37,6 @@
 #include "daemon/serve/connection.h"
 #include "daemon/serve/host.h"
 #include "daemon/serve/options.h"
-#include "daemon/serve/plan.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/socket.h"
 #include "daemon/serve/stored.h"
@@ -444,13 +443,7 @@ static int make_all(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	if (!error)
 		error = take_passed(daemon, why);
 	if (!error)
-		error = kvt_daemon_raise_nofile(daemon, why) < 0 ? -EMFILE : 0;
-	if (!error)
-		error = kvt_daemon_pin(daemon, why);
-	if (!error)
-		error = kvt_daemon_named(daemon, kvt_daemon_plan(daemon, why));
-	if (!error)
-		error = kvt_daemon_check_memory(daemon, why);
+		error = kvt_daemon_prepare(daemon, why);
 	/* Beside a cache to recover: that is worth more than a group, or a log. */
 	if (!error && !kvt_fdstore_has_cache(&daemon->kept.passed))
 		error = kvt_daemon_check_names(daemon, why);
