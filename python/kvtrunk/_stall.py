@@ -60,22 +60,22 @@ class Stall:
         if waited >= WARN_S and self._warned is None:
             self._warned = since
             pid = _serving(self._path)
-            self._log("kvtrunk: %s", f"{self._daemon()} has not answered for {waited:.0f} s: it is "
+            self._log("kvtrunk: %s", f"{self._daemon(pid)} has not answered for {waited:.0f} s: it is "
                       "stopped, or has no processor. New requests wait, running ones continue while "
                       "they have pages. If it is stopped, "
                       f"{f'`kill -CONT {pid}`' if pid else 'SIGCONT'} continues it")
         if self._lost_s is not None and waited >= self._lost_s:
-            raise ConnectionLost(f"{self._daemon()} has not answered for {waited:.0f} s")
+            pid = _serving(self._path)
+            raise ConnectionLost(f"{self._daemon(pid)} has not answered for {waited:.0f} s")
 
     def answered(self) -> None:
         """An answer came."""
         if self._warned is not None:
-            self._log("kvtrunk: %s", f"{self._daemon()} answers again, after "
+            self._log("kvtrunk: %s", f"{self._daemon(_serving(self._path))} answers again, after "
                       f"{self._clock() - self._warned:.1f} s")
             self._warned = None
 
-    def _daemon(self) -> str:
-        pid = _serving(self._path)
+    def _daemon(self, pid: int) -> str:
         return f"kvtrunkd ({f'pid {pid}, ' if pid else ''}{self._path})"
 
 
