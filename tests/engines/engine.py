@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from kvtrunk._server import processes
+from kvtrunk.engine._server import processes
 
 START_S, ANSWER_S = 600, 300
 

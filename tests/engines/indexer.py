@@ -12,7 +12,7 @@ import pytest
 from conftest import PAGE
 from engine import ANSWER_S, expect_nothing_held
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 ENVIRONMENT = pathlib.Path(__file__).with_name("environment")
 MODEL = "model"

@@ -9,7 +9,7 @@ import deadly
 from engine import find
 
 from kvtrunk._native import lib
-from kvtrunk._server import processes
+from kvtrunk.engine._server import processes
 
 ORDER = pathlib.Path(os.environ["KILL"])
 

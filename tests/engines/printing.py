@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 
-from kvtrunk import _server
+from kvtrunk.engine import _server
 
 NEVER = "--device", "--kv-cache-dtype", "--gpu-memory-utilization"
 """What `flags` decides, and leaves out where an engine's default is right."""

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 PROXY = pathlib.Path(__file__).parents[2] / "examples/python/proxy.py"
 

@@ -11,7 +11,7 @@ from indexer import cached, expect_index, indexer  # noqa: F401
 from sharing import new_epoch, whole
 
 from kvtrunk import testing
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 SEEDS = itertools.count(9000)
 FIRST, SECOND = 1, 2

@@ -8,7 +8,7 @@ import pytest
 from conftest import STARTS
 from engine import until
 
-from kvtrunk._pages import Pattern
+from kvtrunk.engine._pages import Pattern
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from conftest import PAGE
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
 from sharing import new_epoch, whole
 
-from kvtrunk._ring import WAIT_MS
+from kvtrunk.engine._ring import WAIT_MS
 
 N = 480
 PATIENT = {"KVTRUNK_FETCH_WAIT_MS": "5000"}

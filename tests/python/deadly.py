@@ -3,8 +3,8 @@
 import os
 import signal
 
-from kvtrunk import _ring
 from kvtrunk._native import lib
+from kvtrunk.engine import _ring
 
 
 class Library:

@@ -14,7 +14,7 @@ import time
 import zlib
 
 import kvtrunk
-from kvtrunk import _proofs
+from kvtrunk.engine import _proofs
 
 CHUNK, CHUNK_S = 64, 0.004  # of one prompt alone: each thread but the first has one
 POSITIONS = 384

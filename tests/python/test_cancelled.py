@@ -17,8 +17,8 @@ import kvtrunk
 import stores
 from cancelling import OPTIONS, WAYS, World
 from kvtrunk import events, store, testing
-from kvtrunk._ring import Ring
-from kvtrunk._server import Server
+from kvtrunk.engine._ring import Ring
+from kvtrunk.engine._server import Server
 
 # What an engine drops without an end is a part of the test.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"),

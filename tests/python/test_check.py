@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which reuses an engine checks, and with which bounds: kvtrunk._check. Its comparison, on real
+"""Which reuses an engine checks, and with which bounds: kvtrunk.engine._check. Its comparison, on real
 tensors: tests/engines/vllm/test_check.py."""
 import math
 import types
@@ -7,7 +7,7 @@ import types
 import pytest
 
 from kvtrunk import Error
-from kvtrunk._check import EQUAL, Bounds, Checks, Finding, check_every, report
+from kvtrunk.engine._check import EQUAL, Bounds, Checks, Finding, check_every, report
 
 OWN, A, B = 1, 2, 3
 

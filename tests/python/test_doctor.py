@@ -10,7 +10,8 @@ import pytest
 from conftest import GEOMETRY
 
 import kvtrunk
-from kvtrunk import _doctor, testing
+from kvtrunk import testing
+from kvtrunk.engine import _doctor
 
 BEGUN = """
 client = kvtrunk.connect(socket, any_geometry=True, label="an engine")

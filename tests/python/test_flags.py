@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kvtrunk import _prove
+from kvtrunk.engine import _prove
 from kvtrunk.engine import _flags
 from kvtrunk.testing import program as program_of
 

@@ -10,8 +10,9 @@ from array import array
 import pytest
 import stores
 
-from kvtrunk import ConnectionLost, NoSpace, Request, _weights, testing
-from kvtrunk._stall import LOST_S
+from kvtrunk import ConnectionLost, NoSpace, Request, testing
+from kvtrunk.engine import _weights
+from kvtrunk.engine._stall import LOST_S
 from kvtrunk.sglang import _leases
 from kvtrunk.sglang._leases import DECODE_POSITIONS, Leases
 

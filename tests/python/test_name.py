@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name under which engines share: kvtrunk._name."""
+"""The name under which engines share: kvtrunk.engine._name."""
 import contextlib
 import json
 
 import pytest
 
 from kvtrunk import testing
-from kvtrunk._name import Name
+from kvtrunk.engine._name import Name
 
 CONFIG = b"config"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtrunk import testing
-from kvtrunk._pages import Pattern
+from kvtrunk.engine._pages import Pattern
 
 LAYOUTS = [(layout, order) for layout in ("nhd", "hnd", "nhkd", "hknd", "hnkd")
            for order in ("page", "layer")]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kvtrunk import _proofs
 from kvtrunk._client import version
+from kvtrunk.engine import _proofs
 
 TESTED = [{"version": "1.0", "device": "cpu", "backend": ("A", "B")}]
 

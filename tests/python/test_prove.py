@@ -12,10 +12,10 @@ import tempfile
 
 import pytest
 
-from kvtrunk import _server
-from kvtrunk._prove import most_positions
-from kvtrunk._server import Answer
-from kvtrunk._texts import Texts, distance, parting, text_of
+from kvtrunk.engine import _server
+from kvtrunk.engine._prove import most_positions
+from kvtrunk.engine._server import Answer
+from kvtrunk.engine._texts import Texts, distance, parting, text_of
 
 ENGINE = str(pathlib.Path(__file__).with_name("fake_engine.py"))
 DAEMON = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "kv_type": "fp32", "kv_layout": "nhd",
@@ -23,7 +23,7 @@ DAEMON = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "kv_type": "fp32", "kv_
 # With a signal and a step: sends itself this signal twice in this step.
 RUN = """
 import json, os, sys, threading
-from kvtrunk import _prove, _texts
+from kvtrunk.engine import _prove, _texts
 
 class Stderr:
     def __init__(self, number, step):

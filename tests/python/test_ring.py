@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler's session: kvtrunk._ring."""
+"""A scheduler's session: kvtrunk.engine._ring."""
 import json
 import os
 import signal
@@ -9,8 +9,8 @@ import pytest
 import stores
 
 from kvtrunk import InvalidArgument, NoSpace, Stale, testing
-from kvtrunk._ring import Ring, Spaces
 from kvtrunk._limited_log import LimitedLog
+from kvtrunk.engine._ring import Ring, Spaces
 
 PAGE, WORD = 16, 3
 NONE = array("I")
@@ -291,7 +291,7 @@ LIFE = """
 import os, deadly
 from array import array
 from kvtrunk import testing
-from kvtrunk._ring import Ring, Spaces
+from kvtrunk.engine._ring import Ring, Spaces
 
 def victim(request):
     global left

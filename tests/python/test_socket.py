@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that name a device: kvtrunk._socket."""
+"""Sockets that name a device: kvtrunk.engine._socket."""
 import pytest
 
-from kvtrunk._socket import fetch_wait, min_positions, socket_of
+from kvtrunk.engine._socket import fetch_wait, min_positions, socket_of
 
 EACH = "/run/kvtrunk/gpu{device}.sock"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that does not answer: kvtrunk._stall, and a scheduler's session beside it."""
+"""A daemon that does not answer: kvtrunk.engine._stall, and a scheduler's session beside it."""
 import contextlib
 import os
 import select
@@ -10,8 +10,8 @@ import pytest
 import stores
 
 from kvtrunk import ConnectionLost, testing
-from kvtrunk._ring import WAIT_MS, Ring, Spaces
-from kvtrunk._stall import LOST_S, WARN_S, Stall, Stalled, connected_again
+from kvtrunk.engine._ring import WAIT_MS, Ring, Spaces
+from kvtrunk.engine._stall import LOST_S, WARN_S, Stall, Stalled, connected_again
 from test_ring import begin, in_use, reap_until
 
 SOON_S = 0.01
@@ -192,7 +192,7 @@ def test_where_a_loss_would_end_the_engine_it_waits(client):
 
 def test_what_a_step_needs_is_waited_for_and_told(client, monkeypatch):
     """More pages than are in stock."""
-    import kvtrunk._ring as module
+    import kvtrunk.engine._ring as module
 
     monkeypatch.setattr(module, "_SLICE_NS", int(SOON_S * 1e9))
     said = []

@@ -9,7 +9,7 @@ import pytest
 import stores
 
 from kvtrunk import testing
-from kvtrunk._ring import WAIT_MS, Ring
+from kvtrunk.engine._ring import WAIT_MS, Ring
 
 N = 1024
 

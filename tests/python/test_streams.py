@@ -17,7 +17,7 @@ import pytest
 from lagging import prefixes
 
 from kvtrunk import testing
-from kvtrunk._ring import Ring
+from kvtrunk.engine._ring import Ring
 from kvtrunk.sglang._leases import Leases
 
 PAGE, PAGES, WORD, CHUNK, LONGEST, REQUESTS = 16, 48, 3, 40, 224, 60

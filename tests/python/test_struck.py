@@ -20,7 +20,7 @@ import kvtrunk
 import stores
 from cancelling import World
 from kvtrunk import Request, testing
-from kvtrunk._ring import Ring
+from kvtrunk.engine._ring import Ring
 
 PACKAGE = str(pathlib.Path(kvtrunk.__file__).parent)
 LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from kvtrunk import _weights
-from kvtrunk._weights import KEPT_BYTES_MIN, Kept, Weights, digest_folder
+from kvtrunk.engine import _weights
+from kvtrunk.engine._weights import KEPT_BYTES_MIN, Kept, Weights, digest_folder
 
 SIZE = 3 * KEPT_BYTES_MIN + 77
 

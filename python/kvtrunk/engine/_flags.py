@@ -12,10 +12,10 @@ import pathlib
 import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
-from .. import _weights
 from .._geometry import Geometry
 from .._options import count as count, size as size  # of the commands of engines
 from ..testing import program
+from . import _weights
 
 RUNTIME = pathlib.Path("/run/kvtrunk")
 CPU_DAEMON = ["--coalesce-patience-ms=30000"]

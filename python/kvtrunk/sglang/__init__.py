@@ -5,7 +5,7 @@ SGLang finds this as a plug-in (entry point group "sglang.srt.plugins") in each 
 Without the flag, or with --disable-radix-cache, SGLang runs as if it were not installed.
 
     __init__    the plug-in: which of SGLang's functions are wrapped
-    _leases     what requests hold, and its sizes, on kvtrunk._ring (no SGLang, no torch)
+    _leases     what requests hold, and its sizes, on kvtrunk.engine._ring (no SGLang, no torch)
     _keys       tokens as keys; which requests must not share
     _drafts     speculative decoding: layers whose KV lies in the pages, too
     _pool       tensors on the pool, their proof, the allocator

@@ -13,10 +13,10 @@ import pathlib
 import sys
 from typing import Any, Optional, Sequence
 
-from .. import __version__, _doctor, _prove
+from .. import __version__
 from .._options import Parser, run
-from .._texts import Size
-from ..engine import _commands, _flags, _replaced
+from ..engine import _commands, _doctor, _flags, _prove, _replaced
+from ..engine._texts import Size
 from . import HOOKS, NAME, _drafts, compat
 
 

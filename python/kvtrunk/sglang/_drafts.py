@@ -13,7 +13,7 @@ import contextlib
 import secrets
 from typing import Any, Iterator, Optional
 
-from .._weights import config_digest
+from ..engine._weights import config_digest
 
 BIGRAMS = "EAGLE", "EAGLE3"
 """Algorithms for which SGLang's own cache has such keys, too. SGLang calls NEXTN EAGLE."""
@@ -81,7 +81,7 @@ def n_layers() -> int:
 
 def identity(follows: bool) -> list[Any]:
     """What makes their KV equal. All ranks call it. What is not known is a random number."""
-    from .._built import built_digest  # it imports torch, which `flags` does without
+    from ..engine._built import built_digest  # it imports torch, which `flags` does without
     found: list[Any] = []
     for runner in runners:
         files = runner.kvtrunk_files

@@ -11,8 +11,8 @@ import sglang
 import torch
 from sglang.srt.runtime_context import get_exec
 
-from .. import _weights
-from .._built import built_digest, held_digest
+from ..engine import _weights
+from ..engine._built import built_digest, held_digest
 from . import _drafts, _pool
 
 logger = logging.getLogger(__name__)

@@ -30,12 +30,12 @@ from typing import Any, Callable, Iterable, Optional
 import numpy as np
 
 from .. import Client, ConnectionLost, Error, Namespace, Stale, Timeout
-from .._check import Checks, check_every
-from .._ring import WAIT_MS, Begun, Ring
 from .._limited_log import LimitedLog
 from .._seq import Fence
-from .._socket import min_positions
-from .._stall import LOST_S, Stall, Stalled
+from ..engine._check import Checks, check_every
+from ..engine._ring import WAIT_MS, Begun, Ring
+from ..engine._socket import min_positions
+from ..engine._stall import LOST_S, Stall, Stalled
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from sglang.srt.mem_cache.allocation_sizing import (get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
-from .. import Client, Error, Geometry, GeometryMismatch, Pool, _check, connect
+from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
 from .._pool import SCRATCH_TRIES
-from .._socket import fetch_wait, socket_of
+from ..engine import _check
+from ..engine._socket import fetch_wait, socket_of
 from . import _drafts, _refusals
 from ._leases import Lease, Leases, Reading
 

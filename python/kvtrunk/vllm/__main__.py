@@ -17,15 +17,14 @@ from typing import Any, Optional
 
 import kvtrunk
 
+from .._options import Parser, run
+from ..engine import _commands, _doctor, _flags, _prove, _replaced
+from ..engine._texts import Size
 from . import compat
 from ._drafts import METHODS
 from ._refuse import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
-from .. import _doctor, _prove
-from .._options import Parser, run
-from .._texts import Size
-from ..engine import _commands, _flags, _replaced
 
 TRANSFER = '{"kv_connector":"KvtrunkConnector","kv_role":"kv_both"}'
 LATENT = "--kv-layout=latent"

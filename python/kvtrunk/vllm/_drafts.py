@@ -15,7 +15,7 @@ import json
 import sys
 from typing import Any
 
-from .._weights import config_digest
+from ..engine._weights import config_digest
 
 METHODS = ("eagle", "eagle3", "mtp")
 

@@ -21,15 +21,15 @@ from typing import Any, Optional
 from vllm import envs
 from vllm.logger import init_logger
 
-from .._check import Checks, check_every
 from .._client import Client, Info, Namespace, connect
 from .._errors import ConnectionLost, DaemonUnreachable, Error, NoSpace, Stale, Timeout
-from .._name import Name
-from .._ring import Ring, Spaces
 from .._limited_log import LimitedLog
 from .._seq import Fence
-from .._socket import fetch_wait, min_positions, socket_of
-from .._stall import LOST_S, Stall, connected_again
+from ..engine._check import Checks, check_every
+from ..engine._name import Name
+from ..engine._ring import Ring, Spaces
+from ..engine._socket import fetch_wait, min_positions, socket_of
+from ..engine._stall import LOST_S, Stall, connected_again
 from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest

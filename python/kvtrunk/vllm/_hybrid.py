@@ -23,8 +23,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from .._ring import Begun
 from .._seq import SIDE_LET, Fence
+from ..engine._ring import Begun
 from ._engine import Engine
 from ._groups import Part, group_values, main_group, parts, side_values, sides
 from ._refuse import refuse, session_pages

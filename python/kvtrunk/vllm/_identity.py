@@ -8,7 +8,7 @@ import json
 import secrets
 from typing import Any
 
-from .._weights import config_digest
+from ..engine._weights import config_digest
 
 
 def _long_rope(config: dict[str, Any], max_model_len: int) -> bool:

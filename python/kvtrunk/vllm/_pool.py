@@ -13,11 +13,11 @@ from typing import Any, Collection, Optional, Sequence
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._check import Bounds, Finding, compare
 from .._client import Client
 from .._errors import Error
 from .._geometry import Geometry
 from .._pool import SCRATCH_TRIES, Pool
+from ..engine._check import Bounds, Finding, compare
 from ._refuse import refuse
 
 # vLLM's layouts: L layers, B blocks, H heads, N positions, C the K and V of one. Ours: see

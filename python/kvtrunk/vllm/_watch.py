@@ -16,8 +16,8 @@ from typing import Any, Callable, Optional
 import torch
 from vllm.logger import init_logger
 
-from .._name import Name
-from .._weights import Weights, model_folder, tensor_shapes
+from ..engine._name import Name
+from ..engine._weights import Weights, model_folder, tensor_shapes
 from ._drafts import identity, in_pages, model_of
 from ._loading import unknown
 from ._refuse import ALONE, NAME, refuse
@@ -285,7 +285,7 @@ def _built(worker: Any) -> str:
     same time, and each is named by what all of them have."""
     from vllm.distributed.parallel_state import get_dp_group
 
-    from .._built import built_digest
+    from ..engine._built import built_digest
 
     group, drafts = get_dp_group(), model_of(worker)
     model = worker.get_model()
@@ -304,7 +304,7 @@ def _built(worker: Any) -> str:
 
 def _adapters(worker: Any, request: Any) -> dict[int, str]:
     """Load an adapter, and say what is loaded. Nothing, if it cannot be loaded: vLLM says why."""
-    from .._built import held_digest
+    from ..engine._built import held_digest
 
     try:
         worker.add_lora(request)

@@ -17,8 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from .. import _proofs
-from .._check import Finding
+from ..engine import _proofs
+from ..engine._check import Finding
 from . import compat
 from ._drafts import hold_outputs, in_pages
 from ._engine import Engine, Worker

@@ -24,11 +24,11 @@ from typing import Any, Mapping, Optional
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
-from .._check import Finding, report
 from .._errors import ConnectionLost, Error, Stale
-from .._ring import WAIT_MS, Begun, Lease
 from .._seq import JUNCTION, SIDE_LET, Fence
-from .._stall import Stalled
+from ..engine._check import Finding, report
+from ..engine._ring import WAIT_MS, Begun, Lease
+from ..engine._stall import Stalled
 from ._engine import PATIENCE_S, STEP_WORD, Engine
 from ._hybrid import Point, Sides
 from ._keys import Keys

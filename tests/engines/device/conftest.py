@@ -11,8 +11,9 @@ import printing
 import pytest
 import sitecustomize
 
-from kvtrunk import _pool, _server, testing
-from kvtrunk._pages import Pattern
+from kvtrunk import _pool, testing
+from kvtrunk.engine import _server
+from kvtrunk.engine._pages import Pattern
 
 sitecustomize.pool(_pool)  # pytest rewrites assertions of plugins, and so loads kvtrunk by itself
 

@@ -11,7 +11,7 @@ import printing
 import pytest
 
 from kvtrunk import Geometry, testing
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 from kvtrunk.sglang import __main__
 
 # SGLang asks once in a process which device there is.

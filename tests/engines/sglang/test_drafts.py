@@ -16,7 +16,7 @@ from kills import kill_at, order  # noqa: F401
 from lone import run_out
 
 from kvtrunk import testing
-from kvtrunk._pages import Pattern
+from kvtrunk.engine._pages import Pattern
 
 SEEDS = itertools.count(1)
 POSITIONS = 4096

@@ -12,7 +12,7 @@ from sglang.srt.disaggregation.kv_events import (BlockRemoved, BlockStored, KVEv
                                                  ZmqEventPublisher)
 from test_events import params
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 from kvtrunk.sglang._events import Events
 
 

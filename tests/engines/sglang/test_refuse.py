@@ -87,7 +87,7 @@ def test_attention_to_later_tokens_is_refused():
 
 
 def test_a_window_is_a_part_of_a_model_s_name():
-    from kvtrunk._built import built_digest
+    from kvtrunk.engine._built import built_digest
 
     assert len({built_digest(attention(sliding_window_size=size)) for size in (-1, 63, 64)}) == 3
 
@@ -179,7 +179,7 @@ def test_another_eviction_policy_is_told(asked, daemon, says, monkeypatch, caplo
 
 def test_packages_that_a_model_keeps_count_by_name():
     """torch.classes, which a model of SGLang's reaches, makes a class of any attribute."""
-    from kvtrunk._built import built_digest
+    from kvtrunk.engine._built import built_digest
 
     def model(package):
         one = torch.nn.Linear(2, 2)
@@ -245,7 +245,8 @@ def test_what_sglang_s_own_pool_stores_is_in_the_page(kind, shape, dtype, monkey
     import sglang.srt.mem_cache.memory_pool as pools
     from conftest import PAGE
 
-    from kvtrunk import _check, testing
+    from kvtrunk import testing
+    from kvtrunk.engine import _check
     from kvtrunk.sglang import _pool
 
     pool = getattr(pools, kind)(3 * PAGE, PAGE, dtype, layer_num=2, device="cpu",

@@ -8,7 +8,8 @@ import pytest
 from conftest import ON_A_CPU, PAGE, STANDIN, geometry, printed
 from proxied import proxy
 
-from kvtrunk import _server, testing
+from kvtrunk import testing
+from kvtrunk.engine import _server
 
 
 class Server(_server.Server):

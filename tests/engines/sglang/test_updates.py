@@ -9,8 +9,8 @@ from sglang.srt.managers import io_struct
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
 import kvtrunk.sglang as plugin
-from kvtrunk import _weights
-from kvtrunk._name import Name
+from kvtrunk.engine import _weights
+from kvtrunk.engine._name import Name
 from kvtrunk.sglang import _drafts, _identity, _pool, _refusals, _updates
 
 HOOKS = {row.what: hook for row, hook in plugin.HOOKS.items()}

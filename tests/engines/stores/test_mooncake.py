@@ -10,7 +10,7 @@ import time
 import pytest
 from afar import N, PAGE, PAGE_BYTES, environment, program, prompt, sides, until_shared
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 mooncake = pytest.importorskip("mooncake")
 

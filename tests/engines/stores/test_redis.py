@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from afar import N, PAGE, ROOT, environment, program, prompt, sides, until_shared
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 redis = pytest.importorskip("redis")
 NODES = 6

@@ -17,7 +17,7 @@ from conftest import PAGE, flags, geometry
 from engine import counters, prompt
 
 from kvtrunk import testing
-from kvtrunk._check import Checks
+from kvtrunk.engine._check import Checks
 
 CHECKS = int(os.environ.get("CHECKS", "10000"))
 SECONDS = float(os.environ.get("SECONDS", "inf"))  # of a type, then it ends with fewer

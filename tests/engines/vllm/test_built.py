@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvtrunk._built import ROTARY_ROWS, built_digest
+from kvtrunk.engine._built import ROTARY_ROWS, built_digest
 
 
 class Kind(enum.Enum):
@@ -112,7 +112,7 @@ def test_what_changes_no_kv_does_not_count(change):
 
 
 def test_weights_count_by_shape_only():
-    """Their bytes are kvtrunk._weights'."""
+    """Their bytes are kvtrunk.engine._weights'."""
     assert digest(lambda layer: layer.project.weight.data.zero_()) == digest()
 
 

@@ -10,7 +10,7 @@ from engine import all_pages_are_back, counters, expect_nothing_held, prompt, un
 from measure_step import PAGES, Scheduler
 
 from kvtrunk import testing
-from kvtrunk._check import EQUAL, Bounds, Finding, compare
+from kvtrunk.engine._check import EQUAL, Bounds, Finding, compare
 
 SHAPE = 4, PAGE, 64  # heads, positions, values
 WRONG = Finding(40.0, 1, "V")

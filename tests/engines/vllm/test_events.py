@@ -15,7 +15,7 @@ from measure_step import Scheduler, specs
 from subscriber import Subscriber, cached
 
 from kvtrunk import testing
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 from kvtrunk.vllm import _events
 
 PAGES, LONGEST = 40, 7 * PAGE

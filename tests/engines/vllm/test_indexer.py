@@ -8,7 +8,7 @@ from routed import (PAGES, pool, test_a_lost_feed_ends_with_the_pool,  # noqa: F
                     test_the_index_follows_the_daemon, test_the_index_of_each_is_the_pool)
 
 from kvtrunk import events
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 
 class Worker:

@@ -16,7 +16,8 @@ from conftest import PAGE, flags, geometry
 from engine import all_pages_are_back, prompt, until
 from proxied import proxy
 
-from kvtrunk import _server, testing
+from kvtrunk import testing
+from kvtrunk.engine import _server
 
 README = pathlib.Path(__file__).parents[3] / "python/README.md"
 # The transcript there: a function, and what is typed.

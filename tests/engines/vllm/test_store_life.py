@@ -12,7 +12,7 @@ from engine import expect_nothing_held, prompt, until
 from measure_step import PAGES, Scheduler
 
 from kvtrunk import testing
-from kvtrunk._ring import WAIT_MS
+from kvtrunk.engine._ring import WAIT_MS
 
 N = 1000
 WHOLE = (N - 1) // PAGE * PAGE

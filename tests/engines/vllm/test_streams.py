@@ -15,7 +15,7 @@ from engine import counters, expect_nothing_held
 from lagging import Stream, prefixes
 
 from kvtrunk import testing
-from kvtrunk._ring import Ring
+from kvtrunk.engine._ring import Ring
 
 PAGES, LONGEST, REQUESTS = 48, 224, 300
 

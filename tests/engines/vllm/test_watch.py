@@ -15,7 +15,7 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor import model_loader as loaders
 from vllm.model_executor.model_loader import DefaultModelLoader, LoadFormats
 
-from kvtrunk._name import Name
+from kvtrunk.engine._name import Name
 from kvtrunk.vllm import _watch, compat
 from kvtrunk.vllm._watch import Watch, _adapters, _built
 

@@ -21,7 +21,7 @@ from engine import until
 from serve import OPERATIONS, started
 from serving import serve
 
-from kvtrunk._server import free_port
+from kvtrunk.engine._server import free_port
 
 PYTHON = os.environ.get("LMCACHE_PYTHON")
 POSITION = 2 * 2 * 2 * 64 * 4  # bytes: layers, K and V, heads, dim, fp32

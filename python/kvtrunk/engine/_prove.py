@@ -21,12 +21,13 @@ import tempfile
 import time
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
-from . import _proofs, testing
-from ._errors import Error
-from ._geometry import Geometry
-from ._options import count
+from .. import testing
+from .._errors import Error
+from .._geometry import Geometry
+from .._options import count
+from .._progress import Steps
+from . import _proofs
 from ._pages import Pattern
-from ._progress import Steps
 from ._server import Answer, Failed, Prompt, Server
 from ._texts import LARGE, Prompts, Size, Texts, parting, text_of
 from ._weights import model_folder

@@ -21,12 +21,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
-from ._client import Client, Namespace
-from ._errors import ConnectionLost, Error, Timeout, from_result
-from ._native import ffi, lib
-from ._own import Owner
-from ._limited_log import LimitedLog
-from ._seq import SIDE_LET, Fence, by_kind, fence_of
+from .._client import Client, Namespace
+from .._errors import ConnectionLost, Error, Timeout, from_result
+from .._limited_log import LimitedLog
+from .._native import ffi, lib
+from .._own import Owner
+from .._seq import SIDE_LET, Fence, by_kind, fence_of
 from ._stall import WARN_S, Stall, Stalled
 
 logger = logging.getLogger(__name__)

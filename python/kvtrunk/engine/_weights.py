@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from ._progress import progress
+from .._progress import progress
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 KEPT_BYTES_MIN = 1 << 20

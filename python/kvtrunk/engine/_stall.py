@@ -12,8 +12,8 @@ import struct
 import time
 from typing import Callable, Optional
 
-from ._client import Info
-from ._errors import ConnectionLost, Error
+from .._client import Info
+from .._errors import ConnectionLost, Error
 
 WARN_S = 1.0
 LOST_S = 10.0

@@ -9,10 +9,10 @@ import pathlib
 import subprocess
 from typing import Any, Optional
 
-from ._client import Client, Info, connect
-from ._errors import Error
+from .._client import Client, Info, connect
+from .._errors import Error
+from ..testing import program
 from ._socket import socket_of
-from .testing import program
 
 ANSWER_S = 3.0
 """How long a daemon may take to answer, as for kvtctl."""

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Iterable, Mapping, Optional
 
-from ._client import version
+from .._client import version
 from ._weights import cache_file, replace_file
 
 PROVING = "KVTRUNK_PROVING"
@@ -42,7 +42,7 @@ class Unproved(ValueError):
 
 
 @functools.cache
-def build(package: pathlib.Path = pathlib.Path(__file__).parent) -> str:
+def build(package: pathlib.Path = pathlib.Path(__file__).parent.parent) -> str:
     """Which kvtrunk this is: version, commit, and a digest of the package's code."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):

@@ -30,8 +30,8 @@ import math
 import os
 from typing import Any, Iterable, NamedTuple, Optional
 
-from ._errors import Error
-from ._limited_log import LimitedLog
+from .._errors import Error
+from .._limited_log import LimitedLog
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import urllib.error
 import urllib.request
 from typing import Any, NamedTuple, Optional, Union
 
-from ._native import lib
-from ._own import Owner
+from .._native import lib
+from .._own import Owner
 
 ANSWER_S = 600.0
 _START_S = 3600.0
