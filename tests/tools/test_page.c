@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the page of kvtmetricsd reads of nodes in the arena, against what the core says of them. */
+/* What the page of kvtmetricsd reads of nodes in the arena, against what the core says of them; and
+ * the time of its history. */
 #include <stdlib.h>
 
 #include "daemon/core/side.h"
 #include "daemon/core/tree.h"
 #include "tests/core/world.h"
+#include "tools/page.h"
 #include "tools/page_tree.h"
 
 #define FIELD(row, name) (row)[KVT_PAGE_FIELD_##name]
@@ -185,4 +187,9 @@ TEST(a_node_in_change_is_left_out)
 	assert_int_not_equal(nodes.nodes[0].node, id);
 	free(nodes.nodes);
 	assert_int_equal(expect_same(w), 2);
+}
+
+TEST(the_history_is_of_an_hour)
+{
+	assert_int_equal((KVT_PAGE_SAMPLES - 1) * KVT_PAGE_SAMPLE_NS, 3600 * 1000000000ll);
 }
