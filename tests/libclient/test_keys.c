@@ -284,7 +284,7 @@ TEST(long_fingerprints_keep_their_differences)
 		for (int j = 0; j < i; j++)
 			assert_string_not_equal(text[i], text[j]);
 	}
-	/* Exactly as long as fits is unchanged; one more byte is not: then its SHA-256 begins so. */
+	/* Exactly as long as fits is unchanged; of one more byte the SHA-256 begins so. */
 	geometry = (struct kvt_geometry){ .weights = value + 399 - 247 };
 	kvt_geometry_fingerprint(&geometry, whole);
 	assert_int_equal(strlen(whole), KVT_FINGERPRINT_BYTES - 1);
