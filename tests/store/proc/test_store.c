@@ -885,13 +885,15 @@ TEST_WITH(it_follows_a_daemon_that_restarts_with_all_it_had, start_supervised, s
 
 TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
 {
+	const struct kvt_test_daemon me = { .pid = getpid() };
+	uint32_t keys[N], descriptors;
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	uint32_t keys[N];
 	struct kvt_request begin = begin_of(keys, N);
 	struct kvt_client *other;
 
 	kvt_test_keys(keys, N, 15);
 	keep(keys);
+	descriptors = kvt_test_daemon_descriptors(&me);
 	options.socket_path = own.daemon.socket;
 	options.flags = KVT_ANY_GEOMETRY;
 	options.fetch_wait_ns = 60000000000;
@@ -901,6 +903,7 @@ TEST_WITH(without_a_store_or_with_another_path_nothing_is_asked, start, stop)
 		begin.namespace_id = kvt_test_namespace(other, "store");
 		kvt_test_equal(kvt_fetch(other, &begin), i == 2);
 		kvt_client_close(other, KVT_IDLE);
+		kvt_test_equal(kvt_test_daemon_descriptors(&me), descriptors);
 	}
 	kvt_test_store_settled(&own.peer, N / PAGE);
 }
