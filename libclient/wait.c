@@ -125,7 +125,6 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 	KVT_KEEP_ERRNO;
 	int64_t left = sleep_until(client, wait), now_ns;
 	struct timespec timeout;
-	int n;
 
 	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 1);
 	/* Pairs with the daemon's full fence in kvt_ring_cq_publish(): either we see its tail or
@@ -138,10 +137,10 @@ static void sleep_for_completion(struct kvt_client *client, const struct kvt_wai
 			left = left > now_ns ? left - now_ns : 0;
 		timeout.tv_sec = left / 1000000000;
 		timeout.tv_nsec = left % 1000000000;
-		n = ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
-		if (n > 0 && fds[0].revents)
+		ppoll(fds, 2, left == INT64_MAX ? NULL : &timeout, NULL);
+		if (fds[0].revents)
 			kvt_client_drain(client);
-		if ((n > 0 && fds[1].revents) || client->broken_ns)
+		if (fds[1].revents || client->broken_ns)
 			kvt_client_look(client);
 	}
 	kvt_store_relaxed(&client->ring.header->cq_need_wakeup, 0);
