@@ -190,6 +190,7 @@ TEST_WITH(it_serves_while_its_memory_comes, start_without_store, stop)
 	while ((room = kvt_test_store_status(&own.peer).room_pages) < all / record)
 		;
 	kvt_test_equal(room, all / record);
+	kvt_test_store_settled(&own.peer, N / PAGE); /* what still loads is not evicted */
 	kvt_test_side_evict(&own);
 	kvt_test_equal(fetch(keys), N);
 	kvt_test_equal(kvt_test_store_stop(&own.store), 0);
@@ -361,15 +362,15 @@ TEST_WITH(a_drop_ends_loads, start_big, stop)
 	uint32_t keys[N];
 
 	kvt_test_keys(keys, N, 17);
-	do { /* again if the load was quicker */
+	do { /* again if the load was quicker: a drop takes what is being copied */
 		kvt_test_side_evict(&own);
 		kvt_test_store_drop(&own.peer);
 		keep(keys);
 		kvt_test_equal(fetch(keys), N);
-	} while (kvt_test_store_drop(&own.peer).loading_pages == 0);
-	status = kvt_test_store_status(&own.peer);
+		kvt_test_store_drop(&own.peer);
+		status = kvt_test_store_status(&own.peer);
+	} while (status.cut_loads == 0);
 	kvt_test_equal(status.open_loads, 0);
-	kvt_test_equal(status.cut_loads, 1);
 	/* It may have copied again what the load had sealed. */
 	kvt_test_check(kvt_test_matched(own.worker, own.space, keys, N) < N);
 }
