@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "kvtrunk_wire_store.h"
 #include "lab/store.h"
 #include "shm/map.h"
 

@@ -11,6 +11,7 @@
 
 #include "kvtrunk_wire_base.h"
 
+#define KVT_DEFAULT_SOCKET "/run/kvtrunk/default.sock"
 #define KVT_MESSAGE_MAGIC 0x5456414bu /* "KAVT" */
 #define KVT_MESSAGE_MAX 65536u        /* bytes in one packet */
 

@@ -20,8 +20,8 @@
 #include "lab/verify.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
+#include "tools/exit.h"
 #include "tools/program.h"
-#include "tools/util.h"
 
 static const char *const bench_parts[] = { "attn", "restart" };
 #define N_BENCH_PARTS (sizeof(bench_parts) / sizeof(bench_parts[0]))

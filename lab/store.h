@@ -9,9 +9,12 @@
  */
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
-#include "tools/store.h"
+#include "tools/path.h"
+
+struct kvt_store_status;
 
 #define KVT_OWN_STORE_INSTANCES 16u
 

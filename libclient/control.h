@@ -4,8 +4,6 @@
 
 #include "libclient/state.h"
 
-#define KVT_DEFAULT_SOCKET "/run/kvtrunk/default.sock"
-
 /** Ask on the control socket; the answer is in client->packet. Returns its length. A daemon that
  * died with the question is asked again, so questions must bear that. */
 int kvt_control_ask(struct kvt_client *client, struct kvt_message *head, size_t bytes,

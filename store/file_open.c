@@ -18,11 +18,12 @@
 #include <unistd.h>
 
 #include "shm/clock.h"
+#include "shm/size.h"
 #include "store/crc32c.h"
 #include "store/file_state.h"
 #include "store/why.h"
+#include "tools/number.h"
 #include "tools/progress.h"
-#include "tools/util.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
 #define FORMAT 6u

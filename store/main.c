@@ -23,18 +23,21 @@
 #include <unistd.h>
 
 #include "daemon/keep/backoff.h"
+#include "kvtrunk_wire_control.h"
 #include "shm/atomic.h"
+#include "shm/clock.h"
 #include "shm/commit.h"
 #include "shm/limit.h"
 #include "shm/size.h"
 #include "shm/stdio.h"
-#include "store/device.h"
 #include "store/bench.h"
+#include "store/device.h"
 #include "store/serve.h"
 #include "store/why.h"
+#include "tools/exit.h"
+#include "tools/number.h"
 #include "tools/option.h"
-#include "tools/store.h"
-#include "tools/util.h"
+#include "tools/path.h"
 
 #define HELP "kvtstored --help"
 #define DEFAULT_RAM_BYTES (4ull << 30)

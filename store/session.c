@@ -17,8 +17,8 @@
 #include "store/store.h"
 #include "store/why.h"
 #include "tools/connect.h"
+#include "tools/number.h"
 #include "tools/progress.h"
-#include "tools/util.h"
 
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
 /* Deadline of calls. While a daemon is stopped or hangs, so do its clients: a FETCH that finds the

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "store/index.h"
-#include "tools/util.h"
+#include "tools/number.h"
 
 int kvt_store_fail(struct kvt_error *why, int code, const char *format, ...)
 {

@@ -12,8 +12,8 @@
 #include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/racy.h"
+#include "shm/size.h"
 #include "store/store.h"
-#include "tools/util.h"
 
 #define AGAIN_NS 100000000ull /* until another attempt to withdraw */
 #define SECOND_NS 1000000000ull

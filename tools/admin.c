@@ -7,13 +7,18 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_client.h"
 #include "shm/nearest.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/number.h"
+#include "tools/path.h"
 #include "tools/records.h"
 #include "tools/socket.h"
-#include "tools/store.h"
 
 int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {

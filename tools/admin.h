@@ -9,9 +9,10 @@
  */
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include "tools/util.h"
-
+struct kvt_json;
 struct kvt_message_admin;
 
 struct kvt_admin {

@@ -5,12 +5,17 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "shm/size.h"
+#include "tools/exit.h"
+#include "tools/json.h"
 #include "tools/list.h"
+#include "tools/text.h"
 
 #define MAX_REMOVE_KEYS ((KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin)) / sizeof(uint32_t))
 
@@ -77,7 +82,7 @@ int kvt_admin_page(struct kvt_admin *admin)
 int kvt_admin_audit(struct kvt_admin *admin)
 {
 	struct kvt_message_admin request = { .what = KVT_ADMIN_AUDIT };
-	char *text = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1), *rest = text;
+	char *text = kvt_memory_grow(NULL, KVT_MESSAGE_MAX, 1), *rest = text;
 	struct kvt_json json = { .comma = false };
 	int rc;
 

@@ -5,10 +5,14 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <time.h>
 
 #include "kvtrunk_feed.h"
 #include "tools/admin.h"
+#include "tools/exit.h"
+#include "tools/interrupt.h"
+#include "tools/json.h"
 
 #define PAUSE_LEAST_NS 1000000
 #define PAUSE_MOST_NS 20000000

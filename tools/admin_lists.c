@@ -7,13 +7,21 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_wire_admin.h"
+#include "shm/size.h"
 #include "tools/admin.h"
+#include "tools/counts.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/namespace.h"
+#include "tools/number.h"
 #include "tools/records.h"
 #include "tools/table.h"
+#include "tools/text.h"
 
 /* A list under construction: JSON or rows of text. */
 struct list {

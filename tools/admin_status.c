@@ -4,15 +4,22 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
-#include "tools/admin.h"
-#include "tools/metrics.h"
-#include "tools/records.h"
 #include "shm/geometry.h"
+#include "shm/size.h"
+#include "tools/admin.h"
+#include "tools/counts.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/metrics.h"
+#include "tools/number.h"
+#include "tools/records.h"
+#include "tools/text.h"
 
 /* Omitted if the daemon knows page_bytes only. */
 static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometry *geometry)

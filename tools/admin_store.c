@@ -3,12 +3,20 @@
  * ask stores alone, so they also serve without a daemon. */
 #include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "shm/size.h"
 #include "tools/admin.h"
+#include "tools/alarm.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/number.h"
+#include "tools/path.h"
 #include "tools/store.h"
 #include "tools/table.h"
+#include "tools/text.h"
 
 /* ---- the stores of a folder */
 

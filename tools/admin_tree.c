@@ -4,12 +4,18 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_wire_admin.h"
+#include "shm/size.h"
 #include "tools/admin.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/number.h"
 #include "tools/page_tree.h"
+#include "tools/text.h"
 
 #define DEFAULT_LINES 200
 
@@ -83,12 +89,12 @@ static int compare_nodes(const void *a, const void *b, void *context)
 
 static void tree_link(struct tree *tree)
 {
-	uint32_t n = tree->n_nodes, *order = kvt_tool_grow(NULL, n, sizeof(*order));
+	uint32_t n = tree->n_nodes, *order = kvt_memory_grow(NULL, n, sizeof(*order));
 
-	tree->parent = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
-	tree->first = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
-	tree->sibling = kvt_tool_grow(NULL, n + 1, sizeof(uint32_t));
-	tree->drawn = kvt_tool_grow(NULL, n + 1, sizeof(bool));
+	tree->parent = kvt_memory_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->first = kvt_memory_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->sibling = kvt_memory_grow(NULL, n + 1, sizeof(uint32_t));
+	tree->drawn = kvt_memory_grow(NULL, n + 1, sizeof(bool));
 	for (uint32_t i = 0; i < n; i++) {
 		order[i] = i;
 		tree->first[i] = tree->sibling[i] = n;
@@ -283,8 +289,8 @@ static void push_children(struct drawing *drawing, uint32_t node, uint32_t depth
 	for (uint32_t at = tree->first[node]; at < tree->n_nodes; at = tree->sibling[at]) {
 		if (drawing->n == drawing->room) {
 			drawing->room = drawing->room * 2 + 64;
-			drawing->stack = kvt_tool_grow(drawing->stack, drawing->room,
-						       sizeof(*drawing->stack));
+			drawing->stack = kvt_memory_grow(drawing->stack, drawing->room,
+							 sizeof(*drawing->stack));
 		}
 		drawing->stack[drawing->n++] = (struct branch){ at, depth, false };
 	}
@@ -310,8 +316,8 @@ static void draw(struct drawing *drawing)
 			continue;
 		if (branch.depth >= drawing->open_room) {
 			drawing->open_room = branch.depth * 2 + 64;
-			drawing->open = kvt_tool_grow(drawing->open, drawing->open_room,
-						      sizeof(bool));
+			drawing->open = kvt_memory_grow(drawing->open, drawing->open_room,
+							sizeof(bool));
 		}
 		drawing->open[branch.depth] = !branch.last;
 		if (drawing->lines >= drawing->max_lines || branch.depth > drawing->max_depth) {
@@ -367,8 +373,8 @@ static void draw_detached(struct drawing *drawing)
 			tree->drawn[i] = true;
 			push_children(drawing, i, 1);
 		} else {
-			drawing->stack = kvt_tool_grow(drawing->stack, drawing->room + 1,
-						       sizeof(*drawing->stack));
+			drawing->stack = kvt_memory_grow(drawing->stack, drawing->room + 1,
+							 sizeof(*drawing->stack));
 			drawing->room++;
 			drawing->stack[drawing->n++] = (struct branch){ i, 1, true };
 		}

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "tools/path.h"
 #include "tools/socket.h"
-#include "tools/store.h"
 
 #define SILENT_NS 1000000000ll /* without an answer it is said */
 

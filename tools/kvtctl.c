@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,7 +16,9 @@
 #include "shm/commit.h"
 #include "shm/stdio.h"
 #include "tools/admin.h"
+#include "tools/exit.h"
 #include "tools/program.h"
+#include "tools/text.h"
 
 #define DEFAULT_TIMEOUT_NS 3000000000
 #define MAX_TIMEOUT_S 86400
@@ -164,7 +167,7 @@ static const struct command *find(const char *name)
  * only on failure. */
 static int run_lab(int n, char **words, const char *socket_path, bool json)
 {
-	char **argv = kvt_tool_grow(NULL, (size_t)n + 5, sizeof(*argv));
+	char **argv = kvt_memory_grow(NULL, (size_t)n + 5, sizeof(*argv));
 	int rc, used = 0;
 
 	argv[used++] = (char *)(uintptr_t)"kvtlab";

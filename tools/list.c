@@ -2,10 +2,12 @@
 #include "tools/list.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/util.h"
+#include "tools/number.h"
+#include "tools/text.h"
 
 /* A line may have megabytes. */
 #define SHOWN_BYTES 40u
@@ -60,7 +62,7 @@ static void add(struct keys *keys, const struct kvt_run *run, uint64_t n)
 {
 	if (keys->n + n > keys->room) {
 		keys->room = (keys->n + n) * 2;
-		keys->keys = kvt_tool_grow(keys->keys, keys->room, sizeof(uint32_t));
+		keys->keys = kvt_memory_grow(keys->keys, keys->room, sizeof(uint32_t));
 	}
 	for (uint64_t i = 0; i < n; i++)
 		keys->keys[keys->n++] = run->repeat == 1 ? (uint32_t)(run->first + i) : run->first;

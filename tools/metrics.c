@@ -6,15 +6,19 @@
 
 #include "kvtrunk_wire_admin.h"
 #include "kvtrunk_wire_arena.h"
+#include "shm/clock.h"
+#include "tools/counts.h"
 #include "tools/metrics.h"
+#include "tools/path.h"
+#include "tools/records.h"
+#include "tools/store.h"
+#include "tools/text.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "tools/records.h"
-#include "tools/store.h"
 
 #define NOTHING UINT64_MAX /* the value of what did not happen */
 

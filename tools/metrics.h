@@ -12,10 +12,11 @@
  * rates never miss the first increment. Those of a store exist while its socket does.
  */
 
-#include "tools/util.h"
+#include <stdint.h>
 
 struct kvt_admin_status;
 struct kvt_error;
+struct kvt_text;
 
 #define KVT_METRICS_CONTENT_TYPE "text/plain; version=0.0.4; charset=utf-8"
 

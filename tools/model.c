@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,7 +16,11 @@
 #include <jansson.h>
 
 #include "shm/geometry.h"
+#include "shm/size.h"
 #include "tools/attention.h"
+#include "tools/exit.h"
+#include "tools/json.h"
+#include "tools/number.h"
 
 /* A field of many names is that of many families of models: the first that is there counts. */
 static const char *const layers_names[] = { "num_hidden_layers", "n_layer", "num_layers", NULL };

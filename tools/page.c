@@ -7,14 +7,21 @@
 #include "tools/page.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libclient/state.h"
+#include "shm/clock.h"
 #include "shm/stopped.h"
+#include "tools/alarm.h"
+#include "tools/counts.h"
+#include "tools/json.h"
 #include "tools/page_tree.h"
+#include "tools/path.h"
 #include "tools/records.h"
 #include "tools/store.h"
+#include "tools/text.h"
 
 #define LATENCY_NS 60000000000ull
 #define STORE_NS 100000000ll /* one that does not answer costs each page so much */

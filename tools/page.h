@@ -10,8 +10,12 @@
  * are told only with `labels`. One thread at a time.
  */
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "kvtrunk_wire_admin.h"
-#include "tools/util.h"
+
+struct kvt_text;
 
 #define KVT_PAGE_SAMPLES 361 /* an hour, with the sample that the first difference is to */
 #define KVT_PAGE_SAMPLE_NS 10000000000ll

@@ -2,9 +2,13 @@
 #include "tools/page_http.h"
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "shm/clock.h"
+#include "tools/text.h"
 
 #define FRESH_NS 1000000000ll
 #define TREE_SHARE 20 /* reading the tree takes at most this part of the time */
@@ -77,7 +81,7 @@ static void body_free(void *context)
 /* Replace what a view shows. */
 static void show(struct kvt_page_view *view, const char *type, struct kvt_text *text)
 {
-	struct body *body = kvt_tool_grow(NULL, 1, sizeof(*body));
+	struct body *body = kvt_memory_grow(NULL, 1, sizeof(*body));
 	struct MHD_Response *response;
 
 	*body = (struct body){ .view = view, .bytes = text->bytes };

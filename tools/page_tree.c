@@ -7,6 +7,7 @@
 #include "libclient/fetch.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
+#include "tools/text.h"
 
 #define TRIES_MOST 1000 /* a node changes in each of them, or the daemon died while it changed it */
 #define SEVERAL UINT32_MAX
@@ -170,7 +171,7 @@ void kvt_tree_read(const struct kvt_client *client, uint64_t now_ns, uint32_t mo
 		}
 		if (tree.n == room) {
 			room = room * 2 + 512;
-			tree.nodes = kvt_tool_grow(tree.nodes, room, sizeof(node));
+			tree.nodes = kvt_memory_grow(tree.nodes, room, sizeof(node));
 		}
 		tree.nodes[tree.n++] = node;
 	}
@@ -179,7 +180,7 @@ void kvt_tree_read(const struct kvt_client *client, uint64_t now_ns, uint32_t mo
 
 void kvt_tree_print(const struct kvt_tree *tree, struct kvt_text *text)
 {
-	uint32_t *column = kvt_tool_grow(NULL, tree->n + 1ull, sizeof(*column));
+	uint32_t *column = kvt_memory_grow(NULL, tree->n + 1ull, sizeof(*column));
 
 	for (unsigned int field = 0; field < KVT_PAGE_N_FIELDS; field++) {
 		for (uint32_t i = 0; i < tree->n; i++)

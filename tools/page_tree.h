@@ -7,12 +7,14 @@
  * The nodes that the page and kvtctl tree draw, read from the arena. The daemon does no work.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "libclient/state.h"
 #include "shm/arena.h"
-#include "tools/util.h"
+
+struct kvt_text;
 
 #define KVT_PAGE_MOST_NODES 100000u /* that are told; below 2^17 for tree.js */
 

@@ -2,9 +2,13 @@
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "kvtrunk_wire_arena.h"
+#include "tools/counts.h"
+#include "tools/json.h"
 #include "tools/records.h"
+#include "tools/text.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +51,7 @@ int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_byt
 		     void **ret_records, uint32_t *ret_n)
 {
 	struct kvt_message_admin request = { .what = what };
-	void *records = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1);
+	void *records = kvt_memory_grow(NULL, KVT_MESSAGE_MAX, 1);
 	struct kvt_text all = { 0 };
 	uint64_t before;
 	int rc;
@@ -73,49 +77,26 @@ int kvt_records_read(struct kvt_client *client, uint32_t what, size_t record_byt
 
 /* ---- what records say */
 
-const char *kvt_refusal_text(uint32_t row)
+const char *kvt_policy_text(uint32_t policy)
 {
-	static const int reasons[] = {
-#define REASON(NAME) [KVT_REFUSAL_##NAME] = KVT_REASON_##NAME,
-		KVT_REFUSALS(REASON)
-#undef REASON
-	};
+	static const char *const names[KVT_POLICY_COUNT] = { "lru",  "slru", "lfu",     "fifo",
+							     "filo", "mru",  "priority" };
 
-	return kvt_reason_name(reasons[row]);
+	return policy < KVT_POLICY_COUNT ? names[policy] : "unknown";
 }
 
-uint64_t kvt_refused_all(const uint64_t *refused)
+const char *kvt_backend_text(uint32_t backend)
 {
-	uint64_t all = 0;
+	static const char *const names[] = { "host", "cuda-ipc", "cuda-vmm" };
 
-	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
-		all += refused[row];
-	return all;
+	return backend < sizeof(names) / sizeof(names[0]) ? names[backend] : "unknown";
 }
 
-const char *kvt_refused_text(const uint64_t *refused, char *to, size_t bytes)
+const char *kvt_session_state_text(uint32_t state)
 {
-	const char *between = ": ";
-	size_t at = (size_t)snprintf(to, bytes, "%llu",
-				     (unsigned long long)kvt_refused_all(refused));
+	static const char *const names[] = { "free", "open", "closing", "dying", "dead" };
 
-	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT && at < bytes; row++) {
-		if (!refused[row])
-			continue;
-		at += (size_t)snprintf(to + at, bytes - at, "%s%llu %s", between,
-				       (unsigned long long)refused[row], kvt_refusal_text(row));
-		between = ", ";
-	}
-	return to;
-}
-
-void kvt_json_refused(struct kvt_json *json, const char *name, const uint64_t *refused)
-{
-	kvt_json_open(json, name, '{');
-	for (uint32_t row = 0; row < KVT_REFUSAL_COUNT; row++)
-		if (refused[row])
-			kvt_json_u64(json, kvt_refusal_text(row), refused[row]);
-	kvt_json_close(json, '}');
+	return state < sizeof(names) / sizeof(names[0]) ? names[state] : "unknown";
 }
 
 static void put_tally(struct kvt_json *json, const struct kvt_tally *tally)
@@ -125,27 +106,6 @@ static void put_tally(struct kvt_json *json, const struct kvt_tally *tally)
 	kvt_json_rate(json, "hit_rate", tally->hit_positions, tally->input_positions);
 	kvt_json_u64(json, "inserted_pages", tally->inserted_pages);
 	kvt_json_refused(json, "refused", tally->refused);
-}
-
-void kvt_json_counters(struct kvt_json *json, const struct kvt_counters *counters)
-{
-#define PUT(kind, name, text) kvt_json_u64(json, #name, counters->name);
-	KVT_COUNTERS(PUT)
-#undef PUT
-}
-
-uint64_t kvt_quantile_ns(const uint64_t *buckets, unsigned int n, unsigned int shift, double share)
-{
-	uint64_t total = 0, seen = 0;
-
-	for (unsigned int i = 0; i < n; i++)
-		total += buckets[i];
-	for (unsigned int i = 0; i < n; i++) {
-		seen += buckets[i];
-		if (total && (double)seen >= share * (double)total)
-			return 1ull << (shift + i);
-	}
-	return 0;
 }
 
 uint64_t kvt_histogram_ns(const uint64_t *buckets, double share)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "shm/plain.h"
+#include "tools/text.h"
 
 unsigned int kvt_window_columns(void)
 {

@@ -7,7 +7,9 @@
  * Rows of text whose columns fit the window: the least important are omitted.
  */
 
-#include "tools/util.h"
+#include <stdbool.h>
+
+struct kvt_text;
 
 #define KVT_TABLE_COLUMNS 16
 

@@ -16,6 +16,7 @@
 #include <math.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -25,9 +26,15 @@
 
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
+#include "shm/size.h"
 #include "tools/admin.h"
+#include "tools/counts.h"
+#include "tools/exit.h"
+#include "tools/interrupt.h"
+#include "tools/number.h"
 #include "tools/records.h"
 #include "tools/table.h"
+#include "tools/text.h"
 
 #define BAR_CELLS 40
 #define CLEAR_TO_EOL "\033[K"

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "kvtrunk_wire_store.h"
 #include "lab/store.h"
 
 #define PROMPT 8192u       /* positions that are published at once */

@@ -19,12 +19,13 @@
 
 #include "kvtrunk.h"
 #include "kvtrunk_wire.h"
-#include "shm/atomic.h"
 #include "lab/daemon.h"
+#include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/stdio.h"
+#include "tools/exit.h"
+#include "tools/number.h"
 #include "tools/option.h"
-#include "tools/util.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */

@@ -13,8 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "shm/size.h"
+#include "tools/json.h"
+#include "tools/number.h"
 #include "tools/option.h"
-#include "tools/util.h"
 #include "worker.h"
 
 static const char usage[] =

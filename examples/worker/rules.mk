@@ -16,7 +16,8 @@ else
 EXAMPLES += say-no-worker
 endif
 
-$(O)/worker: $(call objs,examples/worker/main.c tools/util.c tools/option.c) $(WORKER_PARTS) \
+$(O)/worker: $(call objs,examples/worker/main.c tools/text.c tools/json.c \
+		tools/number.c tools/option.c) $(WORKER_PARTS) \
 		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 

@@ -15,8 +15,11 @@
 #include "lab/analyze/analyze.h"
 #include "lab/trace/options.h"
 #include "tools/connect.h"
+#include "tools/exit.h"
+#include "tools/namespace.h"
+#include "tools/number.h"
 #include "tools/progress.h"
-#include "tools/util.h"
+#include "tools/text.h"
 
 #define COMMAND "analyze"
 #define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)
@@ -188,7 +191,7 @@ static int probe(struct analyze *analyze, uint32_t namespace_id, uint32_t *keys)
 /* Look up each request. Probes touch nothing: what is evicted next does not change. */
 static int look_up(struct analyze *analyze)
 {
-	uint32_t *keys = kvt_tool_grow(NULL, analyze->trace->max_input + 1ull, sizeof(*keys));
+	uint32_t *keys = kvt_memory_grow(NULL, analyze->trace->max_input + 1ull, sizeof(*keys));
 	uint32_t namespace_id;
 	int rc = kvt_namespace_open(analyze->client, analyze->namespace, NULL, &namespace_id);
 
@@ -270,7 +273,7 @@ static void choose_sizes(struct analyze *analyze)
 		least = result->window_pages > least ? result->window_pages : least;
 		most = result->need_pages > most ? result->need_pages : most;
 	}
-	analysis->sizes[0] = kvt_tool_grow(NULL, MAX_SIZES + 1, sizeof(struct kvt_stack_size));
+	analysis->sizes[0] = kvt_memory_grow(NULL, MAX_SIZES + 1, sizeof(struct kvt_stack_size));
 	if (analyze->pages)
 		add_given(analyze, least);
 	else
@@ -280,7 +283,7 @@ static void choose_sizes(struct analyze *analyze)
 	qsort(analysis->sizes[0], analysis->n_sizes, sizeof(struct kvt_stack_size), by_size);
 	if (analysis->n_orders == 1)
 		return;
-	analysis->sizes[1] = kvt_tool_grow(NULL, MAX_SIZES + 1, sizeof(struct kvt_stack_size));
+	analysis->sizes[1] = kvt_memory_grow(NULL, MAX_SIZES + 1, sizeof(struct kvt_stack_size));
 	memcpy(analysis->sizes[1], analysis->sizes[0],
 	       analysis->n_sizes * sizeof(struct kvt_stack_size));
 }
@@ -317,8 +320,8 @@ static int analyse(struct analyze *analyze)
 
 	analysis->n_orders = analyze->trace->n_users ? 1 : KVT_ORDERS;
 	if (!rc && analysis->n_orders > 1) {
-		analysis->order = kvt_tool_grow(NULL, analyze->trace->n_requests + 1ull,
-						sizeof(*analysis->order));
+		analysis->order = kvt_memory_grow(NULL, analyze->trace->n_requests + 1ull,
+						  sizeof(*analysis->order));
 		rc = kvt_batch_order(&analysis->batch, analysis->order);
 	}
 	if (!rc)

@@ -10,7 +10,8 @@
 #include <stdio.h>
 
 #include "lab/analyze/analyze.h"
-#include "tools/util.h"
+#include "tools/json.h"
+#include "tools/output.h"
 
 #define BAR 40 /* columns of the whole input */
 

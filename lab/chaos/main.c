@@ -17,12 +17,16 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/chaos/chaos.h"
 #include "lab/verify.h"
 #include "shm/atomic.h"
+#include "shm/clock.h"
+#include "shm/size.h"
+#include "tools/exit.h"
+#include "tools/number.h"
 #include "tools/option.h"
-#include "tools/util.h"
 
 #define ROUND_SESSIONS 96 /* of one round's trace */
 #define ROUND_CONTEXT 8192 /* positions: many operations, yet a small log */

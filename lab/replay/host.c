@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "tools/connect.h"
+#include "tools/path.h"
+#include "tools/store.h"
 
 #define OP_KEYS_DEFAULT (1u << 20)
 #define ASK_NS 3000000000ll /* for the answer of a store */

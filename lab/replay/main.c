@@ -20,8 +20,9 @@
 #include "lab/replay/host.h"
 #include "lab/trace/options.h"
 #include "shm/atomic.h"
+#include "shm/clock.h"
+#include "tools/exit.h"
 #include "tools/progress.h"
-#include "tools/util.h"
 
 #define COMMAND "replay"
 #define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)

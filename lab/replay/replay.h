@@ -12,6 +12,7 @@
  */
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -20,7 +21,6 @@
 #include "lab/replay/private.h"
 #include "lab/trace/trace.h"
 #include "shm/clock.h"
-#include "tools/store.h"
 
 #define KVT_REPLAY_MAX_WORKERS 64u
 #define KVT_REPLAY_MAX_INSTANCES 16u /* that one store serves */

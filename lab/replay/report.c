@@ -13,9 +13,13 @@
 #include <string.h>
 
 #include "lab/replay/replay.h"
-#include "tools/records.h"
+#include "shm/size.h"
+#include "tools/counts.h"
+#include "tools/json.h"
+#include "tools/number.h"
+#include "tools/output.h"
 #include "tools/store.h"
-#include "tools/util.h"
+#include "tools/text.h"
 
 static const char *const op_names[KVT_REPLAY_OPS] = { "begin", "commit", "extend", "end",
 						      "first_token", "burst_first_token" };

@@ -17,12 +17,15 @@
 
 #include "kvtrunk_fetch.h"
 #include "kvtrunk_pool.h"
-#include "libclient/state.h"
-#include "shm/atomic.h"
-#include "lab/replay/replay.h"
 #include "lab/replay/points.h"
+#include "lab/replay/replay.h"
 #include "lab/replay/steps.h"
 #include "lab/trace/context.h"
+#include "libclient/state.h"
+#include "shm/atomic.h"
+#include "shm/clock.h"
+#include "tools/path.h"
+#include "tools/store.h"
 
 #define EXTRA_CONTEXTS 32u
 #define END_SAMPLES 16u /* pages of the path checked before END */

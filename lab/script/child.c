@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -15,9 +16,11 @@
 #include <unistd.h>
 
 #include "kvtrunk_pool.h"
+#include "lab/script/script.h"
 #include "libclient/state.h"
 #include "libclient/steps.h"
-#include "lab/script/script.h"
+#include "tools/namespace.h"
+#include "tools/text.h"
 
 #define NOP_DATA UINT64_MAX       /* user_data of our own NOPs */
 #define CALL_TIMEOUT_NS 60000000000ll /* a script must end even if the daemon hangs */
@@ -336,9 +339,9 @@ static int receive_payload(int fd, const struct kvt_script_command *command,
 	struct payload payload;
 	int rc;
 
-	payload.text = kvt_tool_grow(NULL, command->n_text + 1, 1);
-	payload.keys = kvt_tool_grow(NULL, command->n_keys, sizeof(uint32_t));
-	payload.pages = kvt_tool_grow(NULL, command->n_pages, sizeof(uint32_t));
+	payload.text = kvt_memory_grow(NULL, command->n_text + 1, 1);
+	payload.keys = kvt_memory_grow(NULL, command->n_keys, sizeof(uint32_t));
+	payload.pages = kvt_memory_grow(NULL, command->n_pages, sizeof(uint32_t));
 	payload.text[command->n_text] = '\0';
 	rc = kvt_script_receive(fd, payload.text, command->n_text);
 	rc = rc ? rc : kvt_script_receive(fd, payload.keys, command->n_keys * sizeof(uint32_t));

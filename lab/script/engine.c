@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -15,6 +16,8 @@
 
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
+#include "tools/json.h"
+#include "tools/text.h"
 
 /* ---------------------------------------------------------------- waiting operations */
 
@@ -24,13 +27,13 @@ static struct kvt_script_waiting *waiting_add(struct kvt_script *script,
 					      struct kvt_lease lease)
 {
 	struct kvt_script_waiting **at = &session->waiting;
-	struct kvt_script_waiting *waiting = kvt_tool_grow(NULL, 1, sizeof(*waiting));
+	struct kvt_script_waiting *waiting = kvt_memory_grow(NULL, 1, sizeof(*waiting));
 
 	while (*at)
 		at = &(*at)->next;
 	*waiting = (struct kvt_script_waiting){
 		.user_data = ++script->last_user_data, .line = script->line, .verb = line->verb,
-		.bind = line->bind ? kvt_tool_copy(line->bind, strlen(line->bind)) : NULL,
+		.bind = line->bind ? kvt_text_copy(line->bind, strlen(line->bind)) : NULL,
 		.lease = lease, .sides = line->n_places > 0,
 		.notice = line->flags & KVT_F_NO_WAIT && line->verb == KVT_VERB_BEGIN,
 	};
@@ -154,7 +157,7 @@ static void collect_waiters(struct kvt_script *script)
 	for (struct kvt_script_session *at = script->sessions; at; at = at->next) {
 		if (!waits_for_others(at))
 			continue;
-		all = kvt_tool_grow(all, n + 1, sizeof(*all));
+		all = kvt_memory_grow(all, n + 1, sizeof(*all));
 		all[n] = (struct collected){ .session = at };
 		if (kvt_script_order_plain(at, KVT_ORDER_COLLECT, &all[n].reply) == 0) {
 			n++;
@@ -272,7 +275,7 @@ static void do_open(struct kvt_script *script, struct kvt_script_session *sessio
 	}
 	session->state = KVT_SCRIPT_OPEN;
 	session->page_size = info->page_size;
-	session->ids = kvt_tool_grow(session->ids, session->n_ids + 1, sizeof(uint32_t));
+	session->ids = kvt_memory_grow(session->ids, session->n_ids + 1, sizeof(uint32_t));
 	session->ids[session->n_ids++] = info->session;
 	say(script, line);
 	kvt_json_u64(&script->json, "session_id", info->session);
@@ -574,9 +577,9 @@ static struct kvt_script_session *session_of(struct kvt_script *script, const ch
 		session = session->next;
 	if (session)
 		return session;
-	session = kvt_tool_grow(NULL, 1, sizeof(*session));
+	session = kvt_memory_grow(NULL, 1, sizeof(*session));
 	*session = (struct kvt_script_session){
-		.name = kvt_tool_copy(name, strlen(name)), .fd = -1, .next = script->sessions,
+		.name = kvt_text_copy(name, strlen(name)), .fd = -1, .next = script->sessions,
 	};
 	script->sessions = session;
 	return session;

@@ -8,6 +8,7 @@
  */
 
 #include "lab/script/script.h"
+#include "tools/json.h"
 
 struct kvt_admin_status;
 

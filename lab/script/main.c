@@ -7,13 +7,17 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
 #include "lab/daemon.h"
 #include "lab/script/engine.h"
+#include "tools/exit.h"
+#include "tools/json.h"
 #include "tools/option.h"
+#include "tools/text.h"
 
 #define MAX_DAEMON_FLAGS 60
 
@@ -79,7 +83,7 @@ static int run_file(struct kvt_script *script, FILE *file, const char *first)
 /* Run a script on the daemon at a socket. `first`: its first line, if that was read already. */
 static int run_at(const char *socket_path, FILE *file, const char *first)
 {
-	struct kvt_script *script = kvt_tool_grow(NULL, 1, sizeof(*script));
+	struct kvt_script *script = kvt_memory_grow(NULL, 1, sizeof(*script));
 	struct kvt_error error;
 	int status;
 
@@ -98,14 +102,14 @@ static int run_at(const char *socket_path, FILE *file, const char *first)
 static int daemon_start(struct kvt_own_daemon *daemon, const char *options, const char *path)
 {
 	const char *flags[MAX_DAEMON_FLAGS + 1] = { NULL };
-	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL;
+	char *copy = kvt_text_copy(options, strlen(options)), *rest = NULL;
 	char why[512] = "";
 	unsigned int n = 0;
 	int rc;
 
 	for (char *word = strtok_r(copy, " \t\n", &rest); word && n < MAX_DAEMON_FLAGS;
 	     word = strtok_r(NULL, " \t\n", &rest)) {
-		char *flag = kvt_tool_grow(NULL, strlen(word) + 3, 1);
+		char *flag = kvt_memory_grow(NULL, strlen(word) + 3, 1);
 
 		sprintf(flag, "--%s", word);
 		flags[n++] = flag;

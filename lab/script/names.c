@@ -6,14 +6,16 @@
  * table lives while a name or its lease uses it. Caller: engine.c. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lab/script/engine.h"
+#include "tools/text.h"
 
 static uint32_t *copy_pages(const uint32_t *pages, uint32_t n)
 {
-	uint32_t *copy = kvt_tool_grow(NULL, n, sizeof(*copy));
+	uint32_t *copy = kvt_memory_grow(NULL, n, sizeof(*copy));
 
 	if (n > 0)
 		memcpy(copy, pages, n * sizeof(*copy));
@@ -46,7 +48,7 @@ struct kvt_script_table *kvt_script_table_new(struct kvt_script_names *names,
 					      struct kvt_lease lease, const uint32_t *pages,
 					      uint32_t n_pages, uint32_t cached)
 {
-	struct kvt_script_table *table = kvt_tool_grow(NULL, 1, sizeof(*table));
+	struct kvt_script_table *table = kvt_memory_grow(NULL, 1, sizeof(*table));
 
 	kvt_script_table_end(names, lease);
 	*table = (struct kvt_script_table){
@@ -98,9 +100,9 @@ struct kvt_script_bound *kvt_script_bind(struct kvt_script_names *names, const c
 	struct kvt_script_bound *bound = kvt_script_find(names, name);
 
 	if (!bound) {
-		bound = kvt_tool_grow(NULL, 1, sizeof(*bound));
+		bound = kvt_memory_grow(NULL, 1, sizeof(*bound));
 		*bound = (struct kvt_script_bound){
-			.name = kvt_tool_copy(name, strlen(name)), .next = *bucket,
+			.name = kvt_text_copy(name, strlen(name)), .next = *bucket,
 		};
 		*bucket = bound;
 	}
@@ -301,7 +303,7 @@ static int resolve_references(const struct kvt_script_names *names,
 static int pair_sides(const struct kvt_script_line *line, struct kvt_script_command *command,
 		      uint32_t **pages, char *why, size_t why_bytes)
 {
-	struct kvt_side *sides = kvt_tool_grow(NULL, line->n_places, sizeof(*sides));
+	struct kvt_side *sides = kvt_memory_grow(NULL, line->n_places, sizeof(*sides));
 	uint32_t given = command->n_pages;
 
 	for (uint32_t i = 0; i < line->n_places && i < given; i++)

@@ -8,11 +8,15 @@
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/list.h"
 #include "lab/script/script.h"
+#include "tools/list.h"
+#include "tools/namespace.h"
+#include "tools/number.h"
+#include "tools/text.h"
 
 #define BIT(e) (1u << KVT_PARAMETER_##e)
 enum {
@@ -173,7 +177,7 @@ static int slice_parse(struct reader *reader, struct word item, struct kvt_scrip
 		if (run.repeat != 1)
 			return refuse(reader, "pages: a slice is NAME[I] or NAME[FIRST..LAST]");
 	}
-	run.name = kvt_tool_copy(name.at, name.n);
+	run.name = kvt_text_copy(name.at, name.n);
 	*ret_run = run;
 	return 0;
 }
@@ -200,7 +204,7 @@ static int pages_parse(struct reader *reader, struct word value)
 			return rc;
 		if (line->n_page_runs == room) {
 			room = room * 2 + 16;
-			line->pages = kvt_tool_grow(line->pages, room, sizeof(*line->pages));
+			line->pages = kvt_memory_grow(line->pages, room, sizeof(*line->pages));
 		}
 		line->pages[line->n_page_runs++] = run;
 	}
@@ -227,7 +231,7 @@ static int places_parse(struct reader *reader, struct word item, uint32_t *room)
 	for (uint32_t page = run.first; page <= run.last; page++) {
 		if (line->n_places == *room) {
 			*room = *room * 2 + 16;
-			line->places = kvt_tool_grow(line->places, *room, sizeof(*line->places));
+			line->places = kvt_memory_grow(line->places, *room, sizeof(*line->places));
 		}
 		line->places[line->n_places++] = KVT_SIDE_PLACE(page, number);
 	}
@@ -251,7 +255,7 @@ static int reference_parse(struct reader *reader, int parameter, struct word val
 	struct word rest = value;
 
 	if (word_is_name(value)) {
-		ret_reference->name = kvt_tool_copy(value.at, value.n);
+		ret_reference->name = kvt_text_copy(value.at, value.n);
 		return 0;
 	}
 	for (size_t i = 0; i < n; i++) {
@@ -292,7 +296,7 @@ static int ns_parse(struct reader *reader, struct word value)
 				      parameters[KVT_PARAMETER_NS].allowed);
 		return 0;
 	}
-	line->ns = kvt_tool_copy(value.at, value.n);
+	line->ns = kvt_text_copy(value.at, value.n);
 	return kvt_namespace_parse(line->ns, digest, reader->why, reader->why_bytes);
 }
 
@@ -349,7 +353,7 @@ static int value_parse(struct reader *reader, int parameter, struct word value)
 		line->number[parameter] = KVT_POINT_JUNCTION;
 		return 0;
 	case KVT_PARAMETER_LABEL:
-		line->label = kvt_tool_copy(value.at, value.n);
+		line->label = kvt_text_copy(value.at, value.n);
 		return 0;
 	default:
 		return plain_number_parse(reader, parameter, value);
@@ -418,7 +422,7 @@ static int verb_parse(struct reader *reader, struct word word)
 		if (word_is(head, LET))
 			return refuse(reader, "'" LET "' is no name to bind: in pages= it lets go "
 				      "of a side page");
-		line->bind = kvt_tool_copy(head.at, head.n);
+		line->bind = kvt_text_copy(head.at, head.n);
 		word = rest;
 	}
 	rest = word;
@@ -427,7 +431,7 @@ static int verb_parse(struct reader *reader, struct word word)
 		line->verb = KVT_VERB_KILL;
 		if (line->step)
 			return refuse(reader, "one kill@STEP in a line");
-		line->step = kvt_tool_copy(rest.at, rest.n);
+		line->step = kvt_text_copy(rest.at, rest.n);
 		/* `kill@STEP begin ...`: the operation follows on the same line. */
 		return word_next(reader, &word) ? verb_parse(reader, word) : 0;
 	}
@@ -470,7 +474,7 @@ static char *rest_of(struct reader *reader)
 {
 	while (reader->at < reader->end && isspace((unsigned char)*reader->at))
 		reader->at++;
-	return kvt_tool_copy(reader->at, (size_t)(reader->end - reader->at));
+	return kvt_text_copy(reader->at, (size_t)(reader->end - reader->at));
 }
 
 static int line_parse(struct reader *reader)
@@ -485,7 +489,7 @@ static int line_parse(struct reader *reader)
 	from = word.at;
 	if (*from == '#') {
 		line->verb = KVT_VERB_COMMENT;
-		line->text = kvt_tool_copy(from, (size_t)(reader->end - from));
+		line->text = kvt_text_copy(from, (size_t)(reader->end - from));
 		return 0;
 	}
 	if (word_is(word, "echo")) {
@@ -501,7 +505,7 @@ static int line_parse(struct reader *reader)
 		return refuse(reader, "a line begins with a session's name (a letter, then "
 			      "letters, digits, '_', '-', '.'), 'tick', 'echo' or '#', not '%.*s'",
 			      shown(word), word.at);
-	line->session = kvt_tool_copy(word.at, word.n);
+	line->session = kvt_text_copy(word.at, word.n);
 	if (!word_next(reader, &word))
 		return refuse(reader, "a verb must follow: SESSION VERB name=value ...");
 	rc = verb_parse(reader, word);

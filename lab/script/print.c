@@ -6,12 +6,15 @@
  * remembered table up to date. Caller: engine.c. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
-#include "tools/records.h"
+#include "tools/counts.h"
+#include "tools/json.h"
+#include "tools/text.h"
 
 void kvt_script_print_begin(struct kvt_script *script, uint32_t line, const char *session,
 			    const char *op, uint64_t seq, bool ok)
@@ -91,7 +94,7 @@ static void put_swapped(struct kvt_json *json, const struct kvt_script_table *ta
 
 static void table_replace(struct kvt_script_table *table, const uint32_t *pages, uint32_t n)
 {
-	table->pages = kvt_tool_grow(table->pages, n, sizeof(*pages));
+	table->pages = kvt_memory_grow(table->pages, n, sizeof(*pages));
 	memcpy(table->pages, pages, n * sizeof(*pages));
 	table->n_pages = n;
 }
@@ -181,8 +184,8 @@ static void put_extend(struct kvt_script *script, struct kvt_lease lease,
 	kvt_json_u32_list(&script->json, "pages", result->pages, result->n_pages);
 	if (!table || result->n_pages == 0)
 		return;
-	table->pages = kvt_tool_grow(table->pages, table->n_pages + (size_t)result->n_pages,
-				     sizeof(uint32_t));
+	table->pages = kvt_memory_grow(table->pages, table->n_pages + (size_t)result->n_pages,
+				       sizeof(uint32_t));
 	memcpy(table->pages + table->n_pages, result->pages, result->n_pages * sizeof(uint32_t));
 	table->n_pages += result->n_pages;
 }
@@ -243,7 +246,7 @@ static void put_stats(struct kvt_json *json, const struct kvt_result *result)
  * line. */
 static void put_audit(struct kvt_script *script, const struct kvt_result *result)
 {
-	char *text = kvt_tool_grow(NULL, KVT_MESSAGE_MAX, 1), *rest = text;
+	char *text = kvt_memory_grow(NULL, KVT_MESSAGE_MAX, 1), *rest = text;
 
 	memset(text, 0, KVT_MESSAGE_MAX);
 	if (result->problems)

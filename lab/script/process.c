@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "lab/script/engine.h"
+#include "tools/text.h"
 
 /* Close everything but the child's end of the pair: other sockets, the script, the observer. */
 static void become_child(struct kvt_script *script, struct kvt_script_session *session, int fd)
@@ -95,7 +97,7 @@ static int receive_answer(int fd, struct kvt_script_answer *answer, uint32_t **r
 	if (kvt_script_receive(fd, answer, sizeof(*answer)))
 		return -EPIPE;
 	n = answer->result.n_pages + 2 * (size_t)answer->result.n_twins + answer->result.n_sides;
-	*ret_list = kvt_tool_grow(NULL, n, sizeof(uint32_t));
+	*ret_list = kvt_memory_grow(NULL, n, sizeof(uint32_t));
 	answer->result.pages = *ret_list;
 	answer->result.twins = *ret_list + answer->result.n_pages;
 	answer->result.sides = answer->result.twins + 2 * (size_t)answer->result.n_twins;
@@ -117,8 +119,8 @@ int kvt_script_order(struct kvt_script_session *session, const struct kvt_script
 	if (rc)
 		return rc;
 	n = reply.head.n_answers;
-	reply.answers = kvt_tool_grow(NULL, n, sizeof(*reply.answers));
-	reply.lists = kvt_tool_grow(NULL, n, sizeof(*reply.lists));
+	reply.answers = kvt_memory_grow(NULL, n, sizeof(*reply.answers));
+	reply.lists = kvt_memory_grow(NULL, n, sizeof(*reply.lists));
 	for (uint32_t i = 0; i < n; i++) {
 		rc = receive_answer(fd, &reply.answers[i], &reply.lists[i]);
 		if (rc == 0)

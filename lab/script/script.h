@@ -20,7 +20,6 @@
 #include <stdint.h>
 
 #include "kvtrunk_operations.h"
-#include "tools/util.h"
 
 /** Most keys or page numbers in one line: a range of 12 letters can name 2^32. It is the most for
  * one operation; the daemon has lower limits of its own. */

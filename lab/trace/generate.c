@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "lab/trace/trace.h"
-#include "tools/util.h"
+#include "tools/output.h"
 
 #define BLOCK KVT_TRACE_GENERATED_BLOCK
 #define HEADS 12u

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/util.h"
+#include "tools/exit.h"
+#include "tools/number.h"
+#include "tools/output.h"
 
 void kvt_usage_error(const char *command, const char *format, ...)
 {

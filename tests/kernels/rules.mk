@@ -48,7 +48,8 @@ ATTENTION_TESTS += $(WORKER_UNITS)
 
 # Without nvcc: the worker that runs on stand-ins only.
 ifneq ($(STANDIN_IMAGES),)
-$(WORKER_TESTS)/worker: $(call objs,examples/worker/main.c tools/util.c tools/option.c) \
+$(WORKER_TESTS)/worker: $(call objs,examples/worker/main.c tools/text.c tools/json.c \
+		tools/number.c tools/option.c) \
 		$(filter-out %/compute_images.o,$(WORKER_PARTS)) $(STANDIN_IMAGES) \
 		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(link_test) $(WORKER_LIBS)

@@ -9,6 +9,9 @@
 
 #include "lab/script/engine.h"
 #include "tests/lib/cases.h"
+#include "tools/json.h"
+#include "tools/namespace.h"
+#include "tools/text.h"
 
 static struct kvt_script_line line;
 static char why[KVT_TEXT_BYTES];
@@ -153,7 +156,7 @@ TEST_WITH(names_give_the_fitting_part_of_an_answer, NULL, clear)
 	assert_int_equal(resolve(&names, "a lock handle=s", &command, &got), 0);
 	assert_int_equal(command.handle.positions, 9);
 	/* The table as it is now, not as it was when the name was bound. */
-	table->pages = kvt_tool_grow(table->pages, 4, sizeof(*later));
+	table->pages = kvt_memory_grow(table->pages, 4, sizeof(*later));
 	memcpy(table->pages, later, sizeof(later));
 	table->n_pages = 4;
 	kvt_script_table_end(&names, begun.lease);

@@ -19,12 +19,15 @@
 
 #define INSIDE_CLIENTS 16u
 
+#include "daemon/setup/config.h"
 #include "kvtrunk_pool.h"
 #include "kvtrunk_wire_admin.h"
-#include "daemon/setup/config.h"
 #include "lab/script/engine.h"
-#include "tests/lib/refusal.h"
 #include "tests/lib/inprocess.h"
+#include "tests/lib/refusal.h"
+#include "tools/json.h"
+#include "tools/namespace.h"
+#include "tools/text.h"
 
 #define NO_PROCESS (1 << 30)      /* beyond any pid: a signal to it reaches nothing */
 #define COMPARED_BYTES (8u << 20) /* larger ones are not copied before each operation */
@@ -108,7 +111,7 @@ static int start(const char *options)
 	struct kvt_config config;
 	struct kvt_core_config core = { .max_sessions = INSIDE_CLIENTS, .n_leases = 256,
 					.n_pending = 64 };
-	char *copy = kvt_tool_copy(options, strlen(options)), *rest = NULL, why[KVT_WHY_BYTES];
+	char *copy = kvt_text_copy(options, strlen(options)), *rest = NULL, why[KVT_WHY_BYTES];
 	int rc = 0;
 
 	kvt_config_init(&config);
@@ -235,10 +238,10 @@ static void add_answer(struct kvt_script_returned *reply, const struct kvt_resul
 	uint32_t n = reply->head.n_answers++, twins = 2 * result->n_twins;
 	uint32_t words = result->n_pages + twins;
 	struct kvt_script_answer *answer;
-	uint32_t *list = kvt_tool_grow(NULL, words + result->n_sides, sizeof(*list));
+	uint32_t *list = kvt_memory_grow(NULL, words + result->n_sides, sizeof(*list));
 
-	reply->answers = kvt_tool_grow(reply->answers, n + 1, sizeof(*reply->answers));
-	reply->lists = kvt_tool_grow(reply->lists, n + 1, sizeof(*reply->lists));
+	reply->answers = kvt_memory_grow(reply->answers, n + 1, sizeof(*reply->answers));
+	reply->lists = kvt_memory_grow(reply->lists, n + 1, sizeof(*reply->lists));
 	reply->lists[n] = list;
 	answer = &reply->answers[n];
 	*answer = (struct kvt_script_answer){ .result = *result };

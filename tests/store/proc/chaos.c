@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "shm/atomic.h"
+#include "shm/clock.h"
 #include "store/file.h"
 #include "tests/lib/direct_io.h"
 #include "tests/store/proc/store.h"
