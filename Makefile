@@ -111,7 +111,7 @@ endef
 
 PROGRAMS :=
 PORTABLE := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtkernels.pc \
-	$(O)/libkvtbase.a
+	$(O)/libkvtportable.a
 LIBRARIES := $(O)/libkvtrunk.so $(O)/libkvtrunk.a $(O)/libkvtrunk.pc $(O)/libkvtkernels.pc
 EXAMPLES :=
 TEST_PROGRAMS :=

@@ -3,7 +3,7 @@
 
 BENCH_SRC := $(wildcard bench/*.c bench/attacks/*.c)
 BENCH_OBJ := $(call objs,$(BENCH_SRC) shm/stdio.c)
-LAB_ARCHIVES := $(O)/libkvtlab.a $(O)/libkvttools.a
+LAB_ARCHIVES := $(O)/libkvtlab.a $(O)/libkvtbase.a
 
 $(O)/kvtbench: $(BENCH_OBJ) $(LAB_ARCHIVES) $(call objs,daemon/log/feed.c) $(CLIENT_OBJ) \
 		$(CORE_OBJ) $(SHM_OBJ)

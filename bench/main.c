@@ -5,10 +5,10 @@
  * Inputs: the command line. Invariant: the attacks run before this process is bound to a core.
  * Caller: kvtlab bench executes it. */
 
+#include "base/option.h"
 #include "bench/attacks/attack.h"
 #include "bench/bench.h"
 #include "shm/stdio.h"
-#include "tools/option.h"
 
 #include <errno.h>
 #include <sched.h>

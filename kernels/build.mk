@@ -83,7 +83,7 @@ KERNELS_BENCH := $(O)/kvtbench-attn
 KERNELS_BENCH_OBJ := $(patsubst %.c,$(O)/obj/%.o,$(wildcard bench/attn/*.c))
 $(O)/obj/bench/attn/%.o: CFLAGS_bench = -O3 $(CFLAGS_kernels_isa)
 ifneq ($(KERNELS_BENCH_OBJ),)
-$(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(call objs,shm/stdio.c tools/option.c) \
+$(KERNELS_BENCH): $(KERNELS_BENCH_OBJ) $(call objs,shm/stdio.c base/option.c) \
 		$(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(KERNELS_LIBS)
 ATTENTION += $(KERNELS_BENCH)

@@ -9,7 +9,7 @@ OPLOG_OBJ := $(call objs,$(wildcard daemon/log/operations*.c))
 $(O)/libkvtlab.a: $(call objs,$(call sources_without_main,$(wildcard lab/*.c lab/*/*.c)))
 	$(archive)
 
-$(O)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
+$(O)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvtbase.a \
 		$(O)/libkvtrunk-steps.a $(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ $(LAB_LIBS) -o $@
 

@@ -25,7 +25,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tools/program.h"
+#include "base/program.h"
 
 #define MAX_FLAGS 64
 

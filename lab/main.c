@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/exit.h"
+#include "base/program.h"
 #include "kvtrunk_client.h"
 #include "lab/analyze/analyze.h"
 #include "lab/chaos/chaos.h"
@@ -20,8 +22,6 @@
 #include "lab/verify.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
-#include "tools/exit.h"
-#include "tools/program.h"
 
 static const char *const bench_parts[] = { "attn", "restart" };
 #define N_BENCH_PARTS (sizeof(bench_parts) / sizeof(bench_parts[0]))

@@ -11,12 +11,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/path.h"
+#include "base/program.h"
+#include "base/store.h"
 #include "kvtrunk_wire_store.h"
 #include "lab/daemon.h"
 #include "shm/assert.h"
-#include "tools/path.h"
-#include "tools/program.h"
-#include "tools/store.h"
 
 #define MAX_FLAGS 16u
 #define PATIENCE_NS (60 * 1000000000ll) /* for its answer */

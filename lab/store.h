@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "tools/path.h"
+#include "base/path.h"
 
 struct kvt_store_status;
 

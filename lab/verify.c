@@ -14,10 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/option.h"
+#include "base/progress.h"
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"
-#include "tools/option.h"
-#include "tools/progress.h"
 
 #define CHECK_EVERY 5000 /* records between two full recounts */
 #define WHY_BYTES 1024

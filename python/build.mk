@@ -25,15 +25,15 @@ wheel_link = @mkdir -p $(@D) && $(if $(V),,echo "  LD  $@" && )$(CC) -s $(LDFLAG
 $(WHEEL)/kvtrunkd: $(DAEMON_OBJ) $(CORE_OBJ) $(SHM_OBJ) $(PROGRAM_OBJ)
 	$(call wheel_link,-luring -linih -lbsd -lmd)
 
-$(WHEEL)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a \
-		$(PROGRAM_OBJ)
+$(WHEEL)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtbase.a \
+		$(O)/libkvtrunk.a $(PROGRAM_OBJ)
 	$(call wheel_link,-ljansson)
 
-$(WHEEL)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvttools.a \
+$(WHEEL)/kvtlab: $(O)/obj/lab/main.o $(OPLOG_OBJ) $(O)/libkvtlab.a $(O)/libkvtbase.a \
 		$(O)/libkvtrunk-steps.a $(PROGRAM_OBJ)
 	$(call wheel_link,-ljansson -lz)
 
-$(WHEEL)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
+$(WHEEL)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvtbase.a $(O)/libkvtrunk.a \
 		$(PROGRAM_OBJ)
 	$(call wheel_link,-luring -lpthread)
 

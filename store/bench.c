@@ -18,11 +18,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/exit.h"
 #include "shm/clock.h"
 #include "shm/map.h"
 #include "store/file_state.h"
 #include "store/why.h"
-#include "tools/exit.h"
 
 #define PAGE_BYTES (1ull << 20)
 #define TURNS 5u

@@ -9,6 +9,6 @@ $(O)/libkvtstore.a: $(STORE_PARTS)
 
 PROGRAMS += $(O)/kvtstored
 
-$(O)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvttools.a $(O)/libkvtrunk.a \
+$(O)/kvtstored: $(O)/obj/store/main.o $(O)/libkvtstore.a $(O)/libkvtbase.a $(O)/libkvtrunk.a \
 		$(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ -luring -ldl -lpthread

@@ -17,13 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/number.h"
+#include "base/progress.h"
 #include "shm/clock.h"
 #include "shm/size.h"
 #include "store/crc32c.h"
 #include "store/file_state.h"
 #include "store/why.h"
-#include "tools/number.h"
-#include "tools/progress.h"
 
 #define HEAD_MAGIC "KVTFILE" /* 8 bytes with its terminator */
 #define FORMAT 6u

@@ -14,11 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/socket.h"
 #include "daemon/keep/backoff.h"
 #include "shm/assert.h"
 #include "store/crc32c.h"
 #include "store/helper.h"
-#include "tools/socket.h"
 
 #define BACKOFF_FIRST_NS 100000000ull /* 0.1 s */
 #define BACKOFF_MOST_NS 30000000000ull

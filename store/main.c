@@ -22,6 +22,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/option.h"
+#include "base/path.h"
 #include "daemon/keep/backoff.h"
 #include "kvtrunk_wire_control.h"
 #include "shm/atomic.h"
@@ -34,10 +38,6 @@
 #include "store/device.h"
 #include "store/serve.h"
 #include "store/why.h"
-#include "tools/exit.h"
-#include "tools/number.h"
-#include "tools/option.h"
-#include "tools/path.h"
 
 #define HELP "kvtstored --help"
 #define DEFAULT_RAM_BYTES (4ull << 30)

@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <sys/epoll.h>
 
+#include "base/socket.h"
 #include "store/store.h"
-#include "tools/socket.h"
 
 #define KVT_STORE_PEERS 512u /* each is a descriptor, of 1,024 by default */
 #define KVT_STORE_UID_PEERS (KVT_STORE_PEERS / 8 * 7) /* of one uid, as of the daemon's sessions */

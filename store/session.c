@@ -11,14 +11,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/connect.h"
+#include "base/number.h"
+#include "base/progress.h"
 #include "daemon/setup/memory.h"
 #include "shm/atomic.h"
 #include "store/device.h"
 #include "store/store.h"
 #include "store/why.h"
-#include "tools/connect.h"
-#include "tools/number.h"
-#include "tools/progress.h"
 
 #define ALLOCATE_BYTES (64ull << 20)  /* at a time */
 /* Deadline of calls. While a daemon is stopped or hangs, so do its clients: a FETCH that finds the

@@ -4,8 +4,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/number.h"
 #include "store/index.h"
-#include "tools/number.h"
 
 int kvt_store_fail(struct kvt_error *why, int code, const char *format, ...)
 {

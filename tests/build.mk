@@ -13,10 +13,10 @@ CFLAGS_tests := -Wno-missing-prototypes -Wno-unused-parameter
 DAEMON_PARTS := $(call objs,$(call sources_without_main,$(DAEMON_SRC)))
 TESTLIB_OBJ := $(call objs,$(filter-out tests/lib/test_%,$(wildcard tests/lib/*.c)))
 
-$(O)/libkvtbase.a: $(SHM_OBJ) $(CORE_OBJ) $(CLIENT_OBJ)
+$(O)/libkvtportable.a: $(SHM_OBJ) $(CORE_OBJ) $(CLIENT_OBJ)
 $(O)/libkvtdaemon.a: $(DAEMON_PARTS)
 $(O)/libkvttest.a: $(TESTLIB_OBJ)
-$(addprefix $(O)/libkvt,base.a daemon.a test.a):
+$(addprefix $(O)/libkvt,portable.a daemon.a test.a):
 	$(archive)
 
 DAEMON_LIBS ?= -luring -lbsd -linih
@@ -37,14 +37,14 @@ $(STANDIN): $(STANDIN_OBJ)
 
 programs_of = $(patsubst %.c,$(O)/%,$(wildcard $(1:%=tests/%/test_*.c)))
 UNIT_PORTABLE := $(call programs_of,lib shm core libclient)
-UNIT_PROGRAMS := $(UNIT_PORTABLE) $(call programs_of,daemon store tools lab)
+UNIT_PROGRAMS := $(UNIT_PORTABLE) $(call programs_of,daemon base store tools lab)
 PROC_PROGRAMS := $(call programs_of,daemon/proc daemon/restart daemon/hostile store/proc whole \
 	whole/cuda)
 
 -include $(wildcard tests/*/rules.mk)
 
 # With all that needs only libc; last, since store and core have functions of the same name.
-$(UNIT_PROGRAMS): $(O)/libkvtbase.a
+$(UNIT_PROGRAMS): $(O)/libkvtportable.a
 $(UNIT_PROGRAMS): $(O)/tests/%: $(O)/obj/tests/%.o $(O)/obj/tests/lib/cases.o
 	$(link_test) $(CMOCKA_FLAGS) -lcmocka $(TEST_LIBS) -lpthread
 

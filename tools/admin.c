@@ -11,14 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/path.h"
+#include "base/socket.h"
 #include "kvtrunk_client.h"
 #include "shm/nearest.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/number.h"
-#include "tools/path.h"
 #include "tools/records.h"
-#include "tools/socket.h"
 
 int kvt_admin_exit(const struct kvt_admin *admin, int error)
 {

@@ -11,11 +11,11 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/list.h"
+#include "base/text.h"
 #include "shm/size.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/list.h"
-#include "tools/text.h"
 
 #define MAX_REMOVE_KEYS ((KVT_MESSAGE_MAX - sizeof(struct kvt_message_admin)) / sizeof(uint32_t))
 

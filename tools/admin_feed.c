@@ -8,11 +8,11 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/exit.h"
+#include "base/json.h"
 #include "kvtrunk_feed.h"
 #include "tools/admin.h"
-#include "tools/exit.h"
 #include "tools/interrupt.h"
-#include "tools/json.h"
 
 #define PAUSE_LEAST_NS 1000000
 #define PAUSE_MOST_NS 20000000

@@ -11,17 +11,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/path.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "shm/clock.h"
 #include "tools/admin.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/number.h"
-#include "tools/path.h"
 #include "tools/records.h"
 #include "tools/table.h"
-#include "tools/text.h"
 
 #define FOLDER_BYTES 108 /* a longer one has no sockets: their paths have 107 bytes at most */
 #define FOLDERS 3

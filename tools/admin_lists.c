@@ -11,17 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counts.h"
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/namespace.h"
+#include "base/number.h"
+#include "base/text.h"
 #include "kvtrunk_wire_admin.h"
 #include "shm/size.h"
 #include "tools/admin.h"
-#include "tools/counts.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/namespace.h"
-#include "tools/number.h"
 #include "tools/records.h"
 #include "tools/table.h"
-#include "tools/text.h"
 
 /* A list under construction: JSON or rows of text. */
 struct list {
@@ -62,7 +62,7 @@ static int list_end(struct list *list, const struct kvt_admin *admin)
 
 /* ---- clients */
 
-/* What an ended session still waits for. */
+/* The reason why an ended session stays. */
 static const char *ended_text(const struct kvt_admin_client *client)
 {
 	if (client->state < KVT_SESSION_DYING)

@@ -8,18 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counts.h"
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "shm/geometry.h"
 #include "shm/size.h"
 #include "tools/admin.h"
-#include "tools/counts.h"
-#include "tools/exit.h"
-#include "tools/json.h"
 #include "tools/metrics.h"
-#include "tools/number.h"
 #include "tools/records.h"
-#include "tools/text.h"
 
 /* Omitted if the daemon knows page_bytes only. */
 static void status_geometry(struct kvt_json *json, const struct kvt_pool_geometry *geometry)

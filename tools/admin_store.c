@@ -7,16 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/path.h"
+#include "base/store.h"
+#include "base/text.h"
 #include "shm/size.h"
 #include "tools/admin.h"
 #include "tools/alarm.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/number.h"
-#include "tools/path.h"
-#include "tools/store.h"
 #include "tools/table.h"
-#include "tools/text.h"
 
 /* ---- the stores of a folder */
 

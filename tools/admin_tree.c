@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/text.h"
 #include "kvtrunk_wire_admin.h"
 #include "shm/size.h"
 #include "tools/admin.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/number.h"
 #include "tools/page_tree.h"
-#include "tools/text.h"
 
 #define DEFAULT_LINES 200
 

@@ -3,9 +3,9 @@
 
 #include <stdio.h>
 
+#include "base/number.h"
 #include "kvtrunk_wire_store.h"
 #include "shm/size.h"
-#include "tools/number.h"
 
 /* An alarm: so long without a load, while the pool was filled so often. Filled twice, it has
  * evicted at least as much as it holds. */

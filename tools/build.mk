@@ -11,7 +11,8 @@ $(O)/libkvttools.a: $(call objs,$(call sources_without_main,\
 # The files of the page, which are in it.
 $(call objs,tools/page.c): $(wildcard tools/page/*)
 
-$(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtrunk.a $(PROGRAM_OBJ)
+$(O)/kvtctl: $(O)/obj/tools/kvtctl.o $(O)/libkvttools.a $(O)/libkvtbase.a \
+		$(O)/libkvtrunk.a $(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -ljansson -o $@
 
 PROGRAMS += $(O)/kvtctl
@@ -19,8 +20,8 @@ PROGRAMS += $(O)/kvtctl
 # kvtmetricsd needs libmicrohttpd; without it everything else is built.
 PROGRAMS += $(if $(METRICS_HTTP),$(O)/kvtmetricsd,say-no-metricsd)
 
-$(O)/kvtmetricsd: $(call objs,$(METRICSD_SRC)) $(O)/libkvttools.a $(O)/libkvtrunk.a \
-		$(PROGRAM_OBJ)
+$(O)/kvtmetricsd: $(call objs,$(METRICSD_SRC)) $(O)/libkvttools.a $(O)/libkvtbase.a \
+		$(O)/libkvtrunk.a $(PROGRAM_OBJ)
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -lmicrohttpd -o $@
 
 say-no-metricsd:

@@ -12,13 +12,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/program.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
 #include "tools/admin.h"
-#include "tools/exit.h"
-#include "tools/program.h"
-#include "tools/text.h"
 
 #define DEFAULT_TIMEOUT_NS 3000000000
 #define MAX_TIMEOUT_S 86400

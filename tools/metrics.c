@@ -4,15 +4,15 @@
  * order come from two tables; docs/metrics.md lists them, and a test compares both.
  */
 
+#include "base/counts.h"
+#include "base/path.h"
+#include "base/store.h"
+#include "base/text.h"
 #include "kvtrunk_wire_admin.h"
 #include "kvtrunk_wire_arena.h"
 #include "shm/clock.h"
-#include "tools/counts.h"
 #include "tools/metrics.h"
-#include "tools/path.h"
 #include "tools/records.h"
-#include "tools/store.h"
-#include "tools/text.h"
 
 #include <errno.h>
 #include <inttypes.h>

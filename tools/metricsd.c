@@ -29,20 +29,20 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/option.h"
+#include "base/path.h"
+#include "base/socket.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/commit.h"
 #include "shm/limit.h"
 #include "shm/stdio.h"
-#include "tools/exit.h"
 #include "tools/metrics.h"
-#include "tools/number.h"
-#include "tools/option.h"
 #include "tools/page_http.h"
-#include "tools/path.h"
-#include "tools/socket.h"
-#include "tools/text.h"
 #include "tools/visitors.h"
 
 #define DEFAULT_LISTEN "127.0.0.1:9479"

@@ -15,12 +15,12 @@
 
 #include <jansson.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/number.h"
 #include "shm/geometry.h"
 #include "shm/size.h"
 #include "tools/attention.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/number.h"
 
 /* A field of many names is that of many families of models: the first that is there counts. */
 static const char *const layers_names[] = { "num_hidden_layers", "n_layer", "num_layers", NULL };

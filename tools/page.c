@@ -11,17 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counts.h"
+#include "base/json.h"
+#include "base/path.h"
+#include "base/store.h"
+#include "base/text.h"
 #include "libclient/state.h"
 #include "shm/clock.h"
 #include "shm/stopped.h"
 #include "tools/alarm.h"
-#include "tools/counts.h"
-#include "tools/json.h"
 #include "tools/page_tree.h"
-#include "tools/path.h"
 #include "tools/records.h"
-#include "tools/store.h"
-#include "tools/text.h"
 
 #define LATENCY_NS 60000000000ull
 #define STORE_NS 100000000ll /* one that does not answer costs each page so much */

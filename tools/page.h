@@ -27,7 +27,7 @@ struct kvt_page_file {
 	const char *begin, *end;
 };
 
-/** What the daemon said at a time. */
+/** One sample of the daemon. */
 struct kvt_page_sample {
 	int64_t at_ns;
 	bool up;

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/text.h"
 #include "shm/clock.h"
-#include "tools/text.h"
 
 #define FRESH_NS 1000000000ll
 #define TREE_SHARE 20 /* reading the tree takes at most this part of the time */

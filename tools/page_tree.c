@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "libclient/fetch.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
-#include "tools/text.h"
 
 #define TRIES_MOST 1000 /* a node changes in each of them, or the daemon died while it changed it */
 #define SEVERAL UINT32_MAX

@@ -18,7 +18,7 @@ struct kvt_text;
 
 #define KVT_PAGE_MOST_NODES 100000u /* that are told; below 2^17 for tree.js */
 
-/** What the page knows of a node, by these names. */
+/** Fields of a node on the page, by name. */
 #define KVT_PAGE_FIELDS(X)                                                                        \
 	X(node) X(parent) X(namespace) X(start) X(pages) X(sealed) X(locks) X(uses) X(age_s)      \
 	X(sealer) X(flags) X(sides)

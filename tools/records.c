@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/counts.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "kvtrunk_wire_arena.h"
-#include "tools/counts.h"
-#include "tools/json.h"
 #include "tools/records.h"
-#include "tools/text.h"
 
 #include <errno.h>
 #include <stdio.h>

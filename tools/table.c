@@ -4,8 +4,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "shm/plain.h"
-#include "tools/text.h"
 
 unsigned int kvt_window_columns(void)
 {

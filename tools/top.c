@@ -24,17 +24,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/counts.h"
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/text.h"
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "shm/size.h"
 #include "tools/admin.h"
-#include "tools/counts.h"
-#include "tools/exit.h"
 #include "tools/interrupt.h"
-#include "tools/number.h"
 #include "tools/records.h"
 #include "tools/table.h"
-#include "tools/text.h"
 
 #define BAR_CELLS 40
 #define CLEAR_TO_EOL "\033[K"

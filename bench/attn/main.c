@@ -24,11 +24,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/option.h"
 #include "bench/attn/floor.h"
 #include "bench/attn/gpu.h"
 #include "kvt_kernels.h"
 #include "shm/stdio.h"
-#include "tools/option.h"
 
 #define Q_HEADS 32
 #define KV_HEADS 8

@@ -17,15 +17,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/option.h"
 #include "kvtrunk.h"
 #include "kvtrunk_wire.h"
 #include "lab/daemon.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/stdio.h"
-#include "tools/exit.h"
-#include "tools/number.h"
-#include "tools/option.h"
 
 #define PAGE_SIZE 16u
 #define SEQUENCE 4096u /* positions of each cached sequence */

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
+#include "base/number.h"
+#include "base/option.h"
 #include "shm/size.h"
-#include "tools/json.h"
-#include "tools/number.h"
-#include "tools/option.h"
 #include "worker.h"
 
 static const char usage[] =

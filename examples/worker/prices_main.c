@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/option.h"
+#include "base/option.h"
 #include "model.h"
 #include "prices.h"
 

@@ -2,7 +2,7 @@
 # worker: runs a real model on shared pages. For the matrix products it needs OpenBLAS, or, on a
 # CUDA device, kernels that nvcc compiles (cuBLAS is found at run time). Without either everything
 # else is built.
-PRICES_OBJ := $(call objs,examples/worker/prices_main.c examples/worker/prices.c tools/option.c)
+PRICES_OBJ := $(call objs,examples/worker/prices_main.c examples/worker/prices.c base/option.c)
 WORKER_CUDA := $(if $(filter none,$(NVCC)),,yes)
 WORKER_PARTS := $(call objs,$(filter-out %main.c %/prices.c \
 	$(if $(WORKER_BLAS),%/compute_no_cpu.c,%/compute_cpu.c),$(wildcard examples/worker/*.c)))
@@ -16,9 +16,8 @@ else
 EXAMPLES += say-no-worker
 endif
 
-$(O)/worker: $(call objs,examples/worker/main.c tools/text.c tools/json.c \
-		tools/number.c tools/option.c) $(WORKER_PARTS) \
-		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
+$(O)/worker: $(call objs,examples/worker/main.c) $(WORKER_PARTS) \
+		$(O)/libkvtbase.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(if $(V),,@echo "  LD  $@" && )$(CC) $(LDFLAGS_BASE) $^ -o $@ $(WORKER_LIBS)
 
 # Its CUDA kernels, for the same devices as those of libkvtkernels.

@@ -11,15 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/connect.h"
+#include "base/exit.h"
+#include "base/namespace.h"
+#include "base/number.h"
+#include "base/progress.h"
+#include "base/text.h"
 #include "kvtrunk_operations.h"
 #include "lab/analyze/analyze.h"
 #include "lab/trace/options.h"
-#include "tools/connect.h"
-#include "tools/exit.h"
-#include "tools/namespace.h"
-#include "tools/number.h"
-#include "tools/progress.h"
-#include "tools/text.h"
 
 #define COMMAND "analyze"
 #define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)

@@ -9,9 +9,9 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/json.h"
+#include "base/output.h"
 #include "lab/analyze/analyze.h"
-#include "tools/json.h"
-#include "tools/output.h"
 
 #define BAR 40 /* columns of the whole input */
 

@@ -17,6 +17,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/option.h"
 #include "kvtrunk_client.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/chaos/chaos.h"
@@ -24,9 +27,6 @@
 #include "shm/atomic.h"
 #include "shm/clock.h"
 #include "shm/size.h"
-#include "tools/exit.h"
-#include "tools/number.h"
-#include "tools/option.h"
 
 #define ROUND_SESSIONS 96 /* of one round's trace */
 #define ROUND_CONTEXT 8192 /* positions: many operations, yet a small log */

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/connect.h"
-#include "tools/path.h"
-#include "tools/store.h"
+#include "base/connect.h"
+#include "base/path.h"
+#include "base/store.h"
 
 #define OP_KEYS_DEFAULT (1u << 20)
 #define ASK_NS 3000000000ll /* for the answer of a store */

@@ -17,12 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/exit.h"
+#include "base/progress.h"
 #include "lab/replay/host.h"
 #include "lab/trace/options.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
-#include "tools/exit.h"
-#include "tools/progress.h"
 
 #define COMMAND "replay"
 #define usage_error(...) kvt_usage_error(COMMAND, __VA_ARGS__)

@@ -12,14 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counts.h"
+#include "base/json.h"
+#include "base/number.h"
+#include "base/output.h"
+#include "base/store.h"
+#include "base/text.h"
 #include "lab/replay/replay.h"
 #include "shm/size.h"
-#include "tools/counts.h"
-#include "tools/json.h"
-#include "tools/number.h"
-#include "tools/output.h"
-#include "tools/store.h"
-#include "tools/text.h"
 
 static const char *const op_names[KVT_REPLAY_OPS] = { "begin", "commit", "extend", "end",
 						      "first_token", "burst_first_token" };

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/path.h"
+#include "base/store.h"
 #include "kvtrunk_fetch.h"
 #include "kvtrunk_pool.h"
 #include "lab/replay/points.h"
@@ -24,8 +26,6 @@
 #include "libclient/state.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
-#include "tools/path.h"
-#include "tools/store.h"
 
 #define EXTRA_CONTEXTS 32u
 #define END_SAMPLES 16u /* pages of the path checked before END */

@@ -15,12 +15,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/namespace.h"
+#include "base/text.h"
 #include "kvtrunk_pool.h"
 #include "lab/script/script.h"
 #include "libclient/state.h"
 #include "libclient/steps.h"
-#include "tools/namespace.h"
-#include "tools/text.h"
 
 #define NOP_DATA UINT64_MAX       /* user_data of our own NOPs */
 #define CALL_TIMEOUT_NS 60000000000ll /* a script must end even if the daemon hangs */

@@ -14,10 +14,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/json.h"
+#include "base/text.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
-#include "tools/json.h"
-#include "tools/text.h"
 
 /* ---------------------------------------------------------------- waiting operations */
 

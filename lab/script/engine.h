@@ -7,8 +7,8 @@
  * The parent of `kvtlab script`: sessions, bound names, printing.
  */
 
+#include "base/json.h"
 #include "lab/script/script.h"
-#include "tools/json.h"
 
 struct kvt_admin_status;
 

@@ -12,12 +12,12 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "base/exit.h"
+#include "base/json.h"
+#include "base/option.h"
+#include "base/text.h"
 #include "lab/daemon.h"
 #include "lab/script/engine.h"
-#include "tools/exit.h"
-#include "tools/json.h"
-#include "tools/option.h"
-#include "tools/text.h"
 
 #define MAX_DAEMON_FLAGS 60
 

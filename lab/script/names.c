@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "lab/script/engine.h"
-#include "tools/text.h"
 
 static uint32_t *copy_pages(const uint32_t *pages, uint32_t n)
 {

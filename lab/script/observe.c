@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/connect.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
 #include "shm/clock.h"
-#include "tools/connect.h"
 
 #define TIMEOUT_NS 60000000000ll /* of one question, so that no script hangs */
 #define CLIENTS_AT_ONCE (KVT_MESSAGE_MAX / sizeof(struct kvt_admin_client))

@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
+#include "base/namespace.h"
+#include "base/number.h"
+#include "base/text.h"
 #include "lab/script/script.h"
-#include "tools/list.h"
-#include "tools/namespace.h"
-#include "tools/number.h"
-#include "tools/text.h"
 
 #define BIT(e) (1u << KVT_PARAMETER_##e)
 enum {

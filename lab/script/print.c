@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counts.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
-#include "tools/counts.h"
-#include "tools/json.h"
-#include "tools/text.h"
 
 void kvt_script_print_begin(struct kvt_script *script, uint32_t line, const char *session,
 			    const char *op, uint64_t seq, bool ok)

@@ -15,8 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "lab/script/engine.h"
-#include "tools/text.h"
 
 /* Close everything but the child's end of the pair: other sockets, the script, the observer. */
 static void become_child(struct kvt_script *script, struct kvt_script_session *session, int fd)

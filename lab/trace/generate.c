@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/output.h"
 #include "lab/trace/trace.h"
-#include "tools/output.h"
 
 #define BLOCK KVT_TRACE_GENERATED_BLOCK
 #define HEADS 12u

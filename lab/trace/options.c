@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/exit.h"
-#include "tools/number.h"
-#include "tools/output.h"
+#include "base/exit.h"
+#include "base/number.h"
+#include "base/output.h"
 
 void kvt_usage_error(const char *command, const char *format, ...)
 {

@@ -7,8 +7,8 @@
  * The command line of commands that read a trace: what they share, and their errors.
  */
 
+#include "base/option.h"
 #include "lab/trace/trace.h"
-#include "tools/option.h"
 
 /** Codes of the shared options; a command's own begin at KVT_TRACE_OPTION_END. */
 enum kvt_trace_option {

@@ -16,9 +16,9 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include "base/progress.h"
 #include "lab/trace/reader.h"
 #include "shm/size.h"
-#include "tools/progress.h"
 
 #define LOOK_EVERY 256 /* objects between two looks at the clock */
 

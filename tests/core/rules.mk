@@ -11,7 +11,7 @@ $(O)/tests/core/script/run: $(O)/obj/tests/core/script/run.o $(O)/tests/core/scr
 
 # core.o replaces lab/script's sessions: the rest comes from the archive.
 $(O)/tests/core/script/core: $(O)/obj/tests/core/script/core.o $(O)/libkvtlab.a \
-		$(O)/libkvttools.a $(O)/libkvtdaemon.a $(O)/libkvtbase.a
+		$(O)/libkvtbase.a $(O)/libkvtdaemon.a $(O)/libkvtportable.a
 	$(link_test) -Wl,--wrap=kvt_core_execute $(DAEMON_LIBS) $(LAB_LIBS) -lpthread
 
 # kvtsim: the seeded simulation of the core against the oracle. Of the daemon it has the core, the

@@ -10,4 +10,4 @@ $(call programs_of,daemon/restart): $(call objs,$(addprefix tests/daemon/restart
 # hostile: clients that break every rule, beside one that keeps them.
 $(call programs_of,daemon/hostile): $(call objs,tests/daemon/hostile/witness.c)
 $(O)/tests/daemon/hostile/test_attacks: $(call objs,$(wildcard bench/attacks/*.c)) \
-		$(O)/libkvtlab.a $(O)/libkvttools.a
+		$(O)/libkvtlab.a $(O)/libkvtbase.a

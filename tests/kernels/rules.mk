@@ -42,16 +42,15 @@ GPU_PROGRAMS += $(WORKER_TESTS)/flip
 WORKER_UNITS := $(addprefix $(WORKER_TESTS)/,$(if $(WORKER_BLAS)$(WORKER_CUDA),test_view) \
 	$(if $(WORKER_BLAS),test_twice))
 $(WORKER_UNITS): $(O)/tests/%: $(O)/obj/tests/%.o $(WORKER_PARTS) $(O)/libkvttest.a \
-		$(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtbase.a
+		$(O)/libkvtrunk.a $(O)/libkvtkernels.a $(O)/libkvtportable.a
 	$(link_test) $(WORKER_LIBS)
 ATTENTION_TESTS += $(WORKER_UNITS)
 
 # Without nvcc: the worker that runs on stand-ins only.
 ifneq ($(STANDIN_IMAGES),)
-$(WORKER_TESTS)/worker: $(call objs,examples/worker/main.c tools/text.c tools/json.c \
-		tools/number.c tools/option.c) \
+$(WORKER_TESTS)/worker: $(call objs,examples/worker/main.c) \
 		$(filter-out %/compute_images.o,$(WORKER_PARTS)) $(STANDIN_IMAGES) \
-		$(O)/libkvtrunk.a $(O)/libkvtkernels.a
+		$(O)/libkvtbase.a $(O)/libkvtrunk.a $(O)/libkvtkernels.a
 	$(link_test) $(WORKER_LIBS)
 
 ATTENTION_TESTS += $(WORKER_TESTS)/worker $(O)/prices

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+#include "base/namespace.h"
+#include "base/text.h"
 #include "lab/script/engine.h"
 #include "tests/lib/cases.h"
-#include "tools/json.h"
-#include "tools/namespace.h"
-#include "tools/text.h"
 
 static struct kvt_script_line line;
 static char why[KVT_TEXT_BYTES];

@@ -13,7 +13,8 @@ CFLAGS_BASE += -Wno-tsan
 endif
 endif
 
-$(TSAN_PROGRAMS): $(O)/tests/libclient/tsan/%: $(O)/obj/tests/libclient/tsan/%.o $(O)/libkvtbase.a
+$(TSAN_PROGRAMS): $(O)/tests/libclient/tsan/%: $(O)/obj/tests/libclient/tsan/%.o \
+		$(O)/libkvtportable.a
 	$(link_test) -lpthread
 
 tsan: $(TSAN_PROGRAMS) $(addprefix $(O)/tests/libclient/test_,ring commit known mirror) \

@@ -19,15 +19,15 @@
 
 #define INSIDE_CLIENTS 16u
 
+#include "base/json.h"
+#include "base/namespace.h"
+#include "base/text.h"
 #include "daemon/setup/config.h"
 #include "kvtrunk_pool.h"
 #include "kvtrunk_wire_admin.h"
 #include "lab/script/engine.h"
 #include "tests/lib/inprocess.h"
 #include "tests/lib/refusal.h"
-#include "tools/json.h"
-#include "tools/namespace.h"
-#include "tools/text.h"
 
 #define NO_PROCESS (1 << 30)      /* beyond any pid: a signal to it reaches nothing */
 #define COMPARED_BYTES (8u << 20) /* larger ones are not copied before each operation */

@@ -29,12 +29,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/store.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"
 #include "store/file.h"
 #include "tests/lib/direct_io.h"
 #include "tests/store/proc/store.h"
-#include "tools/store.h"
 
 #define PAGE 16u
 #define PAGE_BYTES 4096u
