@@ -2,7 +2,7 @@
 
 /* Recounts the model: the counters after each record, everything in kvt_oracle_check().
  *
- * Inputs: the model and the counters of a record. Invariant: only the three sums of model.h are
+ * Inputs: the model and the counters of a record. Invariant: only the three sums of state.h are
  * kept as they change, and the full check recounts those, too. Callers: oracle.c after each record,
  * kvt_oracle_check(). */
 
@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lab/oracle/check.h"
+#include "lab/oracle/fail.h"
 #include "lab/oracle/model.h"
 
 /* Bound the number of pending detached subtrees. A top is pending while there are pages to free

@@ -14,6 +14,8 @@
 #include <string.h>
 
 #include "kvtrunk_wire_arena.h"
+#include "lab/oracle/events.h"
+#include "lab/oracle/fail.h"
 #include "lab/oracle/model.h"
 
 static int need_node(struct kvt_oracle *o, const char *what, uint32_t id,

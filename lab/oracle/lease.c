@@ -9,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lab/oracle/model.h"
+#include "lab/oracle/events.h"
+#include "lab/oracle/fail.h"
+#include "lab/oracle/lease.h"
+#include "lab/oracle/run.h"
+#include "lab/oracle/wait.h"
 
 #define BUILD_EVENTS                                                                              \
 	(EVENT_BIT(KVT_EV_ROOT) | EVENT_BIT(KVT_EV_NEW) | EVENT_BIT(KVT_EV_GROW) |               \

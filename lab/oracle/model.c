@@ -1,35 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Nodes, pages and walks of the oracle's model, and how a mismatch is reported.
+/* Nodes, pages and walks of the oracle's model.
  *
- * Inputs: the model of model.h. Invariant: children are found by linear search and page counters by
- * recounting, so nothing here can be stale. Callers: every other file of the oracle; nothing here
- * calls them. */
+ * Inputs: the objects of state.h. Invariant: children are found by linear search and page counters
+ * by recounting, so nothing here can be stale. Callers: every other file of the oracle; nothing
+ * here calls them. */
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lab/oracle/fail.h"
 #include "lab/oracle/model.h"
-
-int oracle_fail(struct kvt_oracle *o, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(o->why, o->why_bytes, format, args);
-	va_end(args);
-	return -EBADMSG;
-}
-
-int oracle_expect(struct kvt_oracle *o, const char *what, uint64_t want, uint64_t got)
-{
-	if (want == got)
-		return 0;
-	return oracle_fail(o, "%s: expected %llu, the record says %llu", what,
-			   (unsigned long long)want, (unsigned long long)got);
-}
 
 void *oracle_room(void *array, uint32_t *room, uint64_t want, size_t bytes)
 {

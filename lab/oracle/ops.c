@@ -11,7 +11,13 @@
 
 #include "kvtrunk_wire_arena.h"
 #include "kvtrunk_wire_control.h"
-#include "lab/oracle/model.h"
+#include "lab/oracle/events.h"
+#include "lab/oracle/fail.h"
+#include "lab/oracle/lease.h"
+#include "lab/oracle/ops.h"
+#include "lab/oracle/run.h"
+#include "lab/oracle/session.h"
+#include "lab/oracle/wait.h"
 
 /* The fields of an entry that an operation uses; all others must be 0. */
 struct op_rule {

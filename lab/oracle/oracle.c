@@ -17,7 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lab/oracle/model.h"
+#include "lab/oracle/check.h"
+#include "lab/oracle/fail.h"
+#include "lab/oracle/ops.h"
+#include "lab/oracle/session.h"
+#include "lab/oracle/wait.h"
 
 static bool allocate(struct kvt_oracle *o)
 {

@@ -8,7 +8,10 @@
 #include <errno.h>
 
 #include "kvtrunk_wire_control.h"
+#include "lab/oracle/events.h"
+#include "lab/oracle/fail.h"
 #include "lab/oracle/model.h"
+#include "lab/oracle/run.h"
 
 int run_refuse(struct kvt_oracle *o, int result, uint32_t reason, uint64_t number)
 {

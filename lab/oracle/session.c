@@ -10,7 +10,11 @@
 #include <string.h>
 
 #include "kvtrunk_wire_control.h"
-#include "lab/oracle/model.h"
+#include "lab/oracle/events.h"
+#include "lab/oracle/fail.h"
+#include "lab/oracle/lease.h"
+#include "lab/oracle/run.h"
+#include "lab/oracle/session.h"
 
 #define SIGNS_OF_PEACE (KVT_SIGN_HANGUP | KVT_SIGN_EXITED | KVT_SIGN_QUIET)
 

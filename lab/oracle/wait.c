@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "kvtrunk_wire_control.h"
-#include "lab/oracle/model.h"
+#include "lab/oracle/fail.h"
+#include "lab/oracle/run.h"
+#include "lab/oracle/wait.h"
 
 /* ---- what leases compute ---- */
 

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "kvtrunk_wire_admin.h"
+#include "lab/oracle/model.h"
 #include "shm/walk.h"
 #include "tests/core/sim/sim.h"
-#include "lab/oracle/model.h"
 
 static bool differs(struct sim *sim, const char *what, uint32_t id, uint64_t model, uint64_t core)
 {

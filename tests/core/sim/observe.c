@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "kvtrunk_wire_segment.h"
-#include "shm/atomic.h"
 #include "lab/oracle/model.h"
+#include "shm/atomic.h"
 #include "tests/core/sim/sim.h"
 
 bool sim_fence_reached(const struct sim *sim, uint32_t session, const struct kvt_sqe *sqe)

@@ -10,10 +10,10 @@
 #include <string.h>
 
 #include "kvtrunk_wire_segment.h"
-#include "lab/oracle/model.h"
+#include "lab/oracle/state.h"
 #include "shm/atomic.h"
-#include "tests/lib/refusal.h"
 #include "tests/core/sim/sim.h"
+#include "tests/lib/refusal.h"
 
 #define SIDES_MOST (2 * KVT_MAX_SIDES) /* pairs of a COMMIT */
 
