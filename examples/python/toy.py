@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("this example needs numpy: pip install numpy") from None
 
-LAYERS, HEADS, DIM, CHUNK = 2, 2, 16, 64
+LAYERS, HEADS, DIM, CHUNK, SEED = 2, 2, 16, 64, 1
 WIDTH = HEADS * DIM
 GEOMETRY = kvtrunk.Geometry(LAYERS, HEADS, DIM, kv_type="fp32")
 
@@ -21,9 +21,9 @@ GEOMETRY = kvtrunk.Geometry(LAYERS, HEADS, DIM, kv_type="fp32")
 class Model:
     """Tokens are bytes. K and V live in the pool, and nowhere else."""
 
-    def __init__(self, client):
-        random = np.random.default_rng(1)
-        self.embedding = random.normal(size=(256, WIDTH))
+    def __init__(self, client, vocabulary=256):
+        random = np.random.default_rng(SEED)
+        self.embedding = random.normal(size=(vocabulary, WIDTH))
         self.weights = random.normal(0, WIDTH**-0.5, (LAYERS, 4, WIDTH, WIDTH))
         self.page_size = client.info.page_size
         # [page, head, position in the page, dim]: the daemon's memory itself.

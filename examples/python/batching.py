@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""An engine as vLLM and SGLang are built, on kvtrunk.engine: a scheduler whose steps compute a chunk
+of each prompt or a token of each answer, with the model of toy.py. A step waits for the daemon no
+longer than an admission may take. What runs survives a full pool, a new daemon, and cancellations.
+
+    batching.py [--tokens N] PROMPT...
+"""
+import argparse
+import collections
+import hashlib
+import pathlib
+import sys
+import time
+from array import array
+
+import kvtrunk
+from kvtrunk._name import Name
+from kvtrunk._ring import WAIT_MS, Ring, Spaces
+from kvtrunk._stall import Stalled
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import toy  # noqa: E402
+
+VOCABULARY = 512
+MAX_RUNNING = 16
+CHUNK = 64
+"""Positions of a prompt that a step computes."""
+PATIENCE_S = 0.1
+"""How long a step waits for an admission."""
+IDLE_S = 0.001
+"""Between steps that find nothing to compute."""
+LOST = kvtrunk.ConnectionLost, kvtrunk.Stale
+"""Errors that end a session with all that it had."""
+
+
+class Request:
+    """Tokens to continue."""
+
+    def __init__(self, prompt, n, salt=None):
+        self.tokens = list(prompt)
+        """The prompt, and what was generated so far."""
+        self.end = len(self.tokens) + n
+        self.salt = salt
+        self.cached = None
+        """Positions that were cached when it first began."""
+        self.asked = False
+        """Whether a store was asked for its prompt."""
+        self.ticket = 0
+        """Above 0: held back until this notice."""
+        self.wait_ms = WAIT_MS
+        self.let_go()
+
+    def let_go(self):
+        """It has nothing of the pool."""
+        self.lease = None
+        self.pages = []
+        self.computed = self.known = self.committed = 0
+        """Positions: whose KV is in the pages, whose keys the daemon has, that are published."""
+        self.shared = True
+        self.commits = set()
+
+    @property
+    def done(self):
+        return len(self.tokens) == self.end
+
+    def keys(self):
+        """Of the computed positions, those that the daemon lacks."""
+        return array("I", self.tokens[self.known:self.computed])
+
+
+class Engine:
+    """A scheduler and its model. One thread."""
+
+    def __init__(self, socket=None):
+        """socket: as of kvtrunk.connect()."""
+        self._socket = socket
+        self.name = Name(hashlib.sha256(b"toy").digest(), f"seed {toy.SEED}")
+        self.waiting, self.running = collections.deque(), []
+        self._connect()
+
+    def _connect(self):
+        client = kvtrunk.connect(self._socket, geometry=toy.GEOMETRY, label="batching")
+        self.ring = Ring(client)
+        self.spaces = Spaces(self.ring, self._open, patience_s=PATIENCE_S)
+        self.model = toy.Model(client, VOCABULARY)
+        self.page_size = client.info.page_size
+        self.positions = (client.info.n_pages - 1) * self.page_size
+        """That the pool has room for."""
+        self.lost = False
+
+    def _open(self, name):
+        value, salt = name
+        return self.ring.client.namespace(model=value, salt=salt, label="batching")
+
+    # ---- what callers do
+
+    def add(self, request):
+        """Queue a request. ValueError: the pool is too small for it."""
+        if request.end > self.positions:
+            raise ValueError(f"{request.end} positions do not fit a pool of {self.positions}: ask "
+                             "for fewer tokens, or start the daemon with more n_pages")
+        self.waiting.append(request)
+
+    def cancel(self, request):
+        """Forget a request. What it has published stays cached."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self.running.remove(request)
+        try:
+            if request.ticket:
+                self.ring.give_up(request.ticket)
+            self._end(request)
+        except LOST:
+            self._lose()
+
+    def forget(self):
+        """Find nothing that was cached so far."""
+        for request in self.running:
+            request.shared = False
+        if self.name.forget():
+            self.spaces.clear()
+
+    def step(self):
+        """Compute something for each request that runs. Returns those that are done."""
+        try:
+            if self.lost:
+                self._connect()
+            self.ring.announce(bool(self.running or self.waiting))
+            self._reap()
+            self._admit()
+            for request in list(self.running):
+                self._advance(request)
+            done = [request for request in self.running if request.done]
+            for request in done:
+                self._end(request)
+            self.running = [request for request in self.running if not request.done]
+        except kvtrunk.DaemonUnreachable:
+            done = []  # not yet
+        except LOST:
+            self._lose()
+            done = []
+        if not self.running:
+            time.sleep(IDLE_S)
+        return done
+
+    def run(self, requests):
+        """Until all are done."""
+        for request in requests:
+            self.add(request)
+        left = len(requests)
+        while left:
+            left -= len(self.step())
+
+    # ---- what a step does
+
+    def _reap(self):
+        """Take the answers of commits."""
+        for ticket, why in self.ring.reap():
+            for request in [request for request in self.running if ticket in request.commits]:
+                request.shared = False
+                if why.reason == "damaged":  # what it computed is wrong
+                    self._preempt(request)
+
+    def _admit(self):
+        """Begin what waits and has room, first come, first served."""
+        for request in list(self.waiting):
+            if len(self.running) == MAX_RUNNING:
+                break
+            if self._begin(request):
+                self.waiting.remove(request)
+                self.running.append(request)
+            elif not request.ticket:
+                break  # no room; behind it others would starve it
+
+    def _begin(self, request):
+        """False: not now. With a ticket others compute or load what it needs, else there is no room."""
+        try:
+            if not request.asked and not request.ticket:
+                request.asked = True
+                request.ticket = self.ring.fetch(self._space(request), array("I", request.tokens))
+            begun = None
+            if request.ticket:
+                wait_ms = self.ring.notice(request.ticket)
+                if wait_ms is None:
+                    return False
+                begun = self.ring.begun(request.ticket)
+                request.ticket, request.wait_ms = 0, wait_ms
+            begun = begun or self.ring.begin(
+                self._space(request), array("I", request.tokens), self.page_size,
+                force_miss=False, wait_ms=request.wait_ms, patience_s=PATIENCE_S)
+        except Stalled:
+            return False
+        request.ticket = begun.ticket
+        if begun.lease is None:
+            return False
+        request.lease, request.pages = begun.lease, begun.pages
+        request.computed = request.committed = begun.reusable
+        request.known = len(request.tokens)
+        if request.cached is None:
+            request.cached = begun.reusable
+        return True
+
+    def _space(self, request):
+        return self.spaces.find((self.name.value(self.ring.client), request.salt))._id
+
+    def _advance(self, request):
+        """Compute a chunk, or the next token."""
+        if request.done:
+            return
+        start = request.computed
+        end = min(start + CHUNK, len(request.tokens))
+        missing = -(-end // self.page_size) - len(request.pages)
+        if missing > 0:
+            more = self.ring.extend(request.lease, missing)
+            if more is None:
+                self._preempt(request)
+                return
+            request.pages += more
+        logits = self.model.forward(request.tokens[start:end], start, request.pages)
+        request.computed = end
+        self._commit(request)
+        if end == len(request.tokens):
+            request.tokens.append(int(logits.argmax()))
+
+    def _commit(self, request):
+        """Publish the pages that are complete."""
+        upto = request.computed // self.page_size * self.page_size
+        if not request.shared or upto <= request.committed:
+            return
+        keys = array("I", request.tokens[request.known:upto])
+        chunked = request.computed < len(request.tokens)
+        ticket = self.ring.commit(request.lease, upto, keys, None, chunked)
+        if ticket:  # else there was no room, and the next one publishes these, too
+            request.commits.add(ticket)
+            request.committed = upto
+            request.known = max(request.known, upto)
+
+    def _end(self, request):
+        """Give back what a request has, and publish what it computed."""
+        if request.lease is not None:
+            computed = request.computed if request.shared else 0
+            self.ring.end(request.lease, None, computed, request.keys() if computed else ())
+        request.let_go()
+
+    def _preempt(self, request):
+        """It begins again, with its tokens so far, when there is room."""
+        self._end(request)
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+
+    def _lose(self):
+        """The daemon is gone with all that requests had: they begin again on the next one."""
+        self.lost = True
+        self.name.forsake()
+        try:
+            self.ring.client.close()
+        except LOST:
+            pass  # it says so again
+        self.waiting.extendleft(reversed(self.running))
+        self.running = []
+        for request in self.waiting:
+            request.ticket, request.asked = 0, False
+            request.let_go()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("prompt", nargs="+")
+    parser.add_argument("--tokens", type=int, default=8)
+    options = parser.parse_args()
+    requests = [Request(prompt.encode(), options.tokens) for prompt in options.prompt]
+    Engine().run(requests)
+    for prompt, request in zip(options.prompt, requests):
+        print(f"{prompt[:24]!r}: {request.tokens[-options.tokens:]}, {request.cached} positions "
+              "were cached")
+
+
+if __name__ == "__main__":
+    main()

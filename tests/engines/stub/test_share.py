@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two small engines on one pool. What holds for vLLM and SGLang holds for them."""
+import os
+import signal
+
+import pytest
+import sharing
+from conftest import OPTIONS, PAGE, PAGES
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
+from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
+                     test_one_prompt_in_both_at_once_is_computed_once,
+                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
+
+from kvtrunk import testing
+
+@pytest.fixture(scope="module")
+def engines(daemon, start):
+    """One without kvtrunk, and two that share the daemon's pool."""
+    return started(start(), start(daemon), start(daemon))
+
+
+def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
+    private, a, b = engines
+    first = prompt(next(SEEDS), 100)
+    said = a.generate(first, max_tokens=40)[0]["tokens"]
+    until(all_pages_are_back, daemon)
+    turn = first + said + prompt(next(SEEDS), 40)
+    expected = private.generate(turn)[0]["tokens"]
+    assert b.generate(turn)[0] == {"tokens": expected, "cached": (len(first) + 39) // PAGE * PAGE}
+
+
+def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
+    private, a, b = engines
+    asked = {engine: [prompt(next(SEEDS), 240 + 16 * i) for i in range(14)] for engine in (a, b)}
+    expected = {engine: [answer["tokens"] for answer in private.generate(*texts, max_tokens=100)]
+                for engine, texts in asked.items()}
+    refusals = counters(daemon).refusals
+    for engine, texts in asked.items():
+        engine.ask(do="generate", prompts=texts, max_tokens=100)
+    for engine in asked:
+        assert [answer["tokens"] for answer in engine.answer()] == expected[engine]
+    assert counters(daemon).refusals > refusals
+    expect_nothing_held(daemon)
+
+
+def test_a_request_that_can_never_fit_is_refused_in_words(daemon, engines):
+    engines[1].ask(do="error", prompt=prompt(next(SEEDS)), max_tokens=PAGES * PAGE)
+    assert engines[1].answer() == (
+        f"{PAGES * PAGE + 200} positions do not fit a pool of {(PAGES - 1) * PAGE}: ask for fewer "
+        "tokens, or start the daemon with more n_pages")
+    expect_nothing_held(daemon)
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_cancelled_requests_leave_nothing_and_change_no_answer(daemon, engines, steps):
+    private, a, b = engines
+    head = prompt(next(SEEDS), 150)
+    texts = [head + prompt(next(SEEDS), 20 * i) for i in range(6)]
+    expected = private.generate(*texts, max_tokens=40)
+    a.ask(do="cancelled", prompts=texts, max_tokens=40, steps=steps)
+    assert [answer["tokens"] for answer in a.answer()] == [
+        answer["tokens"] for answer in expected[1::2]]
+    expect_nothing_held(daemon)
+    assert [answer["tokens"] for answer in b.generate(*texts, max_tokens=40)] == [
+        answer["tokens"] for answer in expected]
+
+
+def test_a_request_waits_while_the_daemon_is_stopped(daemon, engines):
+    private, a, _ = engines
+    text = prompt(next(SEEDS), 100)
+    expected = private.generate(text)[0]["tokens"]
+    with daemon.connect(observe=True) as observer:
+        pid = observer.info.daemon_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        a.ask(do="generate", prompts=[text])
+        until(lambda: "has not answered for" in a.said())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert a.answer()[0]["tokens"] == expected
+    expect_nothing_held(daemon)
+
+
+def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
+    private, a, b = engines
+    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    expected = [answer["tokens"] for answer in private.generate(*texts)]
+    for engine in (a, b):
+        engine.ask(do="generate", prompts=texts)
+    daemon.kill()
+    for engine in (a, b):
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+    expect_nothing_held(daemon)
+
+
+test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
+test_a_new_epoch_closes_the_namespaces_before_it = \
+    sharing.test_a_new_epoch_closes_the_namespaces_before_it
+
+
+def test_after_a_new_daemon_requests_are_computed_again(engines, start):
+    """Nothing continues the sessions of one that is killed."""
+    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    expected = [answer["tokens"] for answer in engines[0].generate(*texts, max_tokens=40)]
+    with testing.daemon(**OPTIONS) as lone:
+        engine = start(lone)
+        with lone.connect(observe=True) as observer:
+            engine.ask(do="generate", prompts=texts, max_tokens=40)
+            while not observer.counters().inserted_pages:
+                pass
+            lone.kill()
+        lone.start()
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+        engine.generate(texts[0])
+        assert engine.generate(texts[0])[0]["cached"] == whole(texts[0])
+        expect_nothing_held(lone)
+        engine.kill()
