@@ -25,7 +25,7 @@ function columns(line,    i, c, n) {
 # The longest name of a floor (tests/floors.txt) that this path is on.
 function floor_of(path,    floor, longest) {
 	for (floor in floors)
-		if (index(path, floor "/") == 1 && length(floor) > length(longest))
+		if (index(path "/", floor "/") == 1 && length(floor) > length(longest))
 			longest = floor
 	return longest
 }

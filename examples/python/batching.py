@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine as vLLM and SGLang are built, on kvtrunk.engine: a scheduler whose steps compute a chunk
 of each prompt or a token of each answer, with the model of toy.py. A step waits for the daemon no
-longer than an admission may take. What runs survives a full pool, a new daemon, and cancellations.
+longer than an admission may take. Requests survive a full pool, a new daemon, and cancellations.
 
     batching.py [--tokens N] PROMPT...
 """
@@ -15,9 +15,7 @@ import time
 from array import array
 
 import kvtrunk
-from kvtrunk._name import Name
-from kvtrunk._ring import WAIT_MS, Ring, Spaces
-from kvtrunk._stall import Stalled
+from kvtrunk.engine import WAIT_MS, Name, Ring, Spaces, Stalled
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import toy  # noqa: E402
@@ -39,7 +37,7 @@ class Request:
 
     def __init__(self, prompt, n, salt=None):
         self.tokens = list(prompt)
-        """The prompt, and what was generated so far."""
+        """The prompt, and the answer so far."""
         self.end = len(self.tokens) + n
         self.salt = salt
         self.cached = None
@@ -65,7 +63,7 @@ class Request:
         return len(self.tokens) == self.end
 
     def keys(self):
-        """Of the computed positions, those that the daemon lacks."""
+        """Keys of computed positions that the daemon lacks."""
         return array("I", self.tokens[self.known:self.computed])
 
 
@@ -93,7 +91,7 @@ class Engine:
         value, salt = name
         return self.ring.client.namespace(model=value, salt=salt, label="batching")
 
-    # ---- what callers do
+    # ---- for callers
 
     def add(self, request):
         """Queue a request. ValueError: the pool is too small for it."""
@@ -103,7 +101,7 @@ class Engine:
         self.waiting.append(request)
 
     def cancel(self, request):
-        """Forget a request. What it has published stays cached."""
+        """Forget a request. Pages that it published stay cached."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running:
@@ -153,7 +151,7 @@ class Engine:
         while left:
             left -= len(self.step())
 
-    # ---- what a step does
+    # ---- a step
 
     def _reap(self):
         """Take the answers of commits."""

@@ -33,10 +33,11 @@ class Engine:
                   "KVTRUNK_REQUIRE_PROOF": "1", **environment}  # compat.TESTED knows each
         if daemon is not None:
             values["KVTRUNK_SOCKET"] = daemon.socket
-        self.process = subprocess.Popen(
-            [self.interpreter, str(serve), str(folder), json.dumps(options)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"), text=True,
-            env=values, start_new_session=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [self.interpreter, str(serve), str(folder), json.dumps(options)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=values,
+                start_new_session=True)
         self.ready = False
 
     def _hear(self, seconds):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters of all engines have in common. Imports no engine; only `_built` imports torch.
+"""What an engine's adapter is made of, whatever the engine: docs/engine-authors.md says how, and
+examples/python/batching.py is one. Imports no engine; only `_built` imports torch.
 
     _ring       a scheduler's session: its operations, and namespaces kept open
     _stall      a daemon that does not answer, or is gone
@@ -20,3 +21,13 @@ and for the commands of `python -m kvtrunk.ENGINE`:
     _prove      whether engines share and change nothing else: with _server, _texts, _pages
     _proofs     what was proved on this machine
 """
+from ._check import EVERY, Bounds, Checks, Finding, check_every, compare, report
+from ._name import Name
+from ._ring import WAIT_MS, Begun, Ring, Spaces
+from ._socket import fetch_wait, min_positions, socket_of
+from ._stall import LOST_S, Stall, Stalled, connected_again
+
+__all__ = [
+    "EVERY", "LOST_S", "WAIT_MS", "Begun", "Bounds", "Checks", "Finding", "Name", "Ring", "Spaces",
+    "Stall", "Stalled", "check_every", "compare", "connected_again", "fetch_wait", "min_positions",
+    "report", "socket_of"]
