@@ -60,6 +60,17 @@ static int start_small(void **state)
 	return start_with("n_pages = 256\n", "1M");
 }
 
+/* What a store has for a daemon goes with it: AddressSanitizer looks. */
+static int start_with_scrubber(void **state)
+{
+	static const char *const scrub[] = { "--scrub", "1M", NULL };
+
+	kvt_test_daemon_begin(&own.daemon, NULL);
+	connect_with(0);
+	kvt_test_side_store(&own, "1M", scrub);
+	return 0;
+}
+
 /* A load takes so long that it can be interrupted. */
 static int start_big(void **state)
 {
@@ -570,7 +581,7 @@ TEST_WITH(a_store_that_starts_waits_for_a_busy_daemon, start_without_store, stop
 	kvt_test_check(kvt_test_store_await(&own.store, "serving"));
 }
 
-TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start, stop)
+TEST_WITH(a_daemon_that_starts_cold_is_filled_again, start_with_scrubber, stop)
 {
 	uint32_t keys[N];
 
