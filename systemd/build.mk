@@ -20,7 +20,7 @@ INSTALL_BIN := $(addprefix $(O)/,kvtrunkd kvtstored kvtctl kvtlab kvtbench \
 INSTALL_LIB := $(addprefix $(O)/,libkvtrunk.a libkvtkernels.a)
 INSTALL_HEADERS := $(wildcard include/kvtrunk*.h include/kvt_kernels*.h)
 INSTALL_PC := libclient/libkvtrunk.pc kernels/libkvtkernels.pc
-INSTALL_PAGES := $(wildcard docs/*.[1-8])
+INSTALL_PAGES := $(wildcard docs/*.[1-8]) $(O)/docs/kvtrunk.3
 INSTALL_UNITS := systemd/kvtrunkd@.service systemd/kvtrunkd@.socket systemd/kvtstored@.service \
 	systemd/kvtstored.service \
 	$(if $(METRICS_HTTP),systemd/kvtrunk-metrics@.service)
@@ -47,7 +47,8 @@ export PATH="$$PATH:/usr/sbin:/sbin"; \
 		echo "  echo $(LIBDIR) >/etc/ld.so.conf.d/kvtrunk.conf; ldconfig"; fi
 endef
 
-installables: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so
+installables: $(INSTALL_BIN) $(INSTALL_LIB) $(O)/libkvtrunk.so $(O)/libkvtkernels.so \
+		$(O)/docs/kvtrunk.3
 
 install: installables
 	@$(foreach f,$(INSTALL_BIN),$(call put,755,$(f),$(BINDIR)/$(notdir $(f))) &&) :
@@ -63,6 +64,8 @@ install: installables
 		$(LIBDIR)/pkgconfig/$(notdir $(f))) &&) :
 	@$(foreach f,$(INSTALL_PAGES),$(call put,644,$(f),$(MANDIR)/man$(patsubst \
 		.%,%,$(suffix $(f)))/$(notdir $(f))) &&) :
+	@sed -n 's/^\.Fn \(kvt_[a-z0-9_]*\).*/\1/p' $(O)/docs/kvtrunk.3 | \
+		while read -r name; do ln -sf kvtrunk.3 $(DESTDIR)$(MANDIR)/man3/$$name.3; done
 	@$(foreach f,$(INSTALL_UNITS),$(call put_text,$(place) $(f),$\
 		$(UNITDIR)/$(notdir $(f))) &&) :
 	@$(call put,644,systemd/kvtrunk.sysusers,$(PREFIX)/lib/sysusers.d/kvtrunk.conf)
@@ -81,6 +84,7 @@ install: installables
 	@echo "  systemctl enable --now kvtrunkd@NAME.socket"
 
 uninstall:
+	@find $(DESTDIR)$(MANDIR)/man3 -lname kvtrunk.3 -delete 2>/dev/null || true
 	@rm -f $(foreach f,$(INSTALL_BIN),$(DESTDIR)$(BINDIR)/$(notdir $(f))) \
 		$(foreach f,$(INSTALL_LIB),$(DESTDIR)$(LIBDIR)/$(notdir $(f))) \
 		$(addprefix $(DESTDIR)$(LIBDIR)/libkvtrunk.so,"" .0 .$(VERSION)) \

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# awk -f docs/functions.awk kvtrunk.3.in HEADER...: the manual page, with the functions that the
+# headers declare, and their comments, in place of its line ".\" FUNCTIONS".
+
+# For mdoc: a line a sentence.
+function text(line) {
+	gsub(/\\/, "\\e", line)
+	gsub(/-E/, "\\-E", line)
+	gsub(/[.] +/, ".\n", line)
+	return (line ~ /^[.']/ ? "\\&" : "") line
+}
+
+# Lines of a comment. Indented ones are literal; "@name text" is of an argument.
+function describe(    i, literal) {
+	if (!n_lines)
+		return
+	print ".Bd -ragged -offset indent -compact"
+	for (i = 1; i <= n_lines; i++) {
+		if (literal != (lines[i] ~ /^    /) && lines[i] !~ /^ *$/) {
+			literal = !literal
+			print ".Ed\n.Bd " (literal ? "-literal" : "-ragged") " -offset indent -compact"
+		}
+		if (!literal && lines[i] ~ /^Errors/ && i > 1)
+			print ".Pp"
+		if (lines[i] ~ /^ *$/) {
+			if (i < n_lines && !literal && lines[i + 1] !~ /^(    |@|Errors)/)
+				print ".Pp"
+		} else if (!literal && match(lines[i], /^@[a-z_]+ +/)) {
+			printf ".Pp\n.Fa %s :\n", substr(lines[i], 2, RLENGTH - 1)
+			print text(substr(lines[i], RLENGTH + 1))
+		} else {
+			print literal ? lines[i] : text(lines[i])
+		}
+	}
+	print ".Ed"
+	n_lines = 0
+}
+
+# A declaration, with what stands behind it in its line.
+function declare(declaration, note,    name, type, n, i, arguments) {
+	gsub(/[ \t]+/, " ", declaration)
+	match(declaration, /kvt_[a-z0-9_]+\(/)
+	type = substr(declaration, 1, RSTART - 1)
+	name = substr(declaration, RSTART, RLENGTH - 1)
+	sub(/ +$/, "", type)
+	declaration = substr(declaration, RSTART + RLENGTH)
+	sub(/\);$/, "", declaration)
+	printf ".Pp\n.Ft \"%s\"\n.Fn %s", type, name
+	n = split(declaration, arguments, /, */)
+	for (i = 1; i <= n; i++)
+		printf " \"%s\"", arguments[i]
+	print ""
+	if (note != "")
+		printf ".Bd -ragged -offset indent -compact\n%s\n.Ed\n", text(note)
+}
+
+# The comment, and the declarations that it stands in front of.
+function flush(    i) {
+	for (i = 1; i <= n_declarations; i++) {
+		if (i > 1 && notes[i] != "")
+			describe()
+		declare(declarations[i], i > 1 || !n_lines ? notes[i] : "")
+	}
+	if (n_declarations)
+		describe()
+	n_lines = n_declarations = 0
+}
+
+FILENAME ~ /\.in$/ {
+	if (!behind && $0 == ".\\\" FUNCTIONS")
+		behind = 1
+	else if (behind)
+		rest = rest $0 "\n"
+	else
+		print
+	next
+}
+FNR == 1 {
+	flush()
+	sub(/.*\//, "", FILENAME)
+	header = FILENAME
+}
+/^\/\*\*/ {
+	flush()
+	comment = 1
+	sub(/^\/\*\* ?/, "")
+}
+comment {
+	comment = !sub(/ *\*\/ *$/, "")
+	sub(/^ \* ?/, "")
+	if (/^@file/)
+		of_file = 1
+	else if (NF || n_lines)
+		lines[++n_lines] = $0
+	if (!comment && of_file) {
+		printf ".Ss %s\n", header
+		describe()
+		of_file = 0
+	}
+	next
+}
+/^[a-z].* \*?kvt_[a-z0-9_]+\(/ && !/^(static|typedef)/ { declaration = "" ; open = 1 }
+open {
+	note = ""
+	if (match($0, / *\/\* .* \*\/$/)) {
+		note = substr($0, RSTART, RLENGTH)
+		gsub(/^ *\/\* | \*\/$/, "", note)
+		$0 = substr($0, 1, RSTART - 1)
+	}
+	sub(/^[ \t]+/, " ")
+	declaration = declaration $0
+	if (/;$/) {
+		declarations[++n_declarations] = declaration
+		notes[n_declarations] = note
+		open = 0
+	}
+	next
+}
+{ flush() }
+END {
+	flush()
+	printf "%s", rest
+}
