@@ -36,7 +36,8 @@ $(O)/libkvtrunk.pc $(O)/libkvtkernels.pc:
 	@$(pkg_config) $< > $@
 
 # The manual of the functions: the headers' comments.
-API_HEADERS := $(patsubst %,include/kvtrunk_%.h,client pool sequences operations fetch feed group keys)
+API_HEADERS := $(patsubst %,include/kvtrunk_%.h,client pool sequences operations fetch feed group \
+	keys)
 $(O)/docs/kvtrunk.3: docs/functions.awk docs/kvtrunk.3.in $(API_HEADERS)
 	@mkdir -p $(@D)
 	@awk -f $^ >$@.new && mv $@.new $@
