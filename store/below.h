@@ -7,7 +7,7 @@
  * A tier below the memory: a file, or another host. Loads read from it into records of the memory.
  *
  *     has()      a load promises the page
- *     read()     the page is to be brought into the record of a private entry, and its `time`
+ *     read()     bring the page into the record of a private entry, and its `time`
  *     arrived()  ends each read(), in any order
  *     turn()     does what takes long, a part of it
  *     entered()  a page came into the memory

@@ -109,8 +109,8 @@ void kvt_file_clear(struct kvt_file *file, const uint64_t instance[2], uint64_t 
 void kvt_file_scan_open(struct kvt_file *file, struct kvt_scan *scan);
 /** Look at a part of the pages. Returns true if all were looked at. */
 bool kvt_file_scan(struct kvt_file *file, struct kvt_scan *scan, uint32_t since);
-/** Forget, for all starts, the pages that were copied since a time: which pages are behind others
- * is not known here. What memory still has of them is written again. Closes the scan, which is
+/** Forget, for all starts, the pages that were copied since a time: the file does not know which
+ * pages are behind others. Those that memory still has are written again. Closes the scan, which is
  * done. With the lock of the memory. */
 void kvt_file_forget(struct kvt_file *file, struct kvt_scan *scan, uint32_t since);
 /** NULL: all 0. */

@@ -7,8 +7,8 @@
  * snapshot. A snapshot, and a flood of records, are taken a part at a time: until all were taken,
  * anchors may be unknown and a copy stays open.
  *
- * What was cached before a RESET must not come back. CLEARED tells of it, or, where no store took
- * that record, another epoch: then `reset` is set, and main.c drops all pages.
+ * A page that was cached before a RESET must not come back. CLEARED tells of it, or, where no store
+ * took that record, another epoch: then `reset` is set, and main.c drops all pages.
  */
 #include <errno.h>
 

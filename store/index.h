@@ -4,7 +4,7 @@
 
 /**
  * @file index.h
- * What a store has: pages by name, and which of them leaves next. 52 bytes an entry.
+ * The pages of a store by name, and which of them leaves next. 52 bytes an entry.
  *
  * Entry e owns place e of the RAM tier, so an entry is all that a page needs. Its states:
  *
@@ -12,8 +12,8 @@
  *       ^---drop--------+-------------------+------------------+
  *
  * The bytes of a COMING page are on their way: it is not found, but has its name already, so that
- * nobody else gets it, and its place behind its front. Only FOUND entries are found, and only those
- * without pins leave. An entry that is pinned is in no list.
+ * no other entry gets it, and its place behind its front. Only FOUND entries are found, and only
+ * those without pins leave. An entry that is pinned is in no list.
  *
  * A prefix ends at the first page that is missing, so a page must leave before the one in front of
  * it: each pins its front. A use touches one entry, and the pins keep the path in front of it. An
@@ -70,7 +70,7 @@ struct kvt_index {
 /** Make an index of 1 to KVT_INDEX_MAX entries. -ENOMEM. */
 int kvt_index_init(struct kvt_index *index, uint32_t n_entries);
 void kvt_index_destroy(struct kvt_index *index);
-/** Have only the first n entries taken, n >= 1, of an index of which none was. */
+/** Let only the first n entries be taken, n >= 1. None may be taken yet. */
 void kvt_index_limit(struct kvt_index *index, uint32_t n);
 /** Let the first n entries be taken, more than until now. */
 void kvt_index_grow(struct kvt_index *index, uint32_t n);

@@ -223,7 +223,7 @@ static void prolong_path(struct kvt_known *known, const struct kvt_feed_record *
 
 void kvt_known_forget(struct kvt_known *known)
 {
-	/* What pages and `sides` say of earlier rounds is cleared when the page is named again. */
+	/* Marks of earlier rounds in pages and `sides` are cleared when the page is named again. */
 	known->round++;
 }
 

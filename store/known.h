@@ -4,7 +4,7 @@
 
 /**
  * @file known.h
- * What a pool has, as its feed tells: the name of each cached page, and the pages to copy.
+ * The content of a pool, as its feed tells: the name of each cached page, and the pages to copy.
  *
  * `changes` of a page rises with each record that names it. A copy is good if all records were
  * taken after it, the page is cached, and `changes` is as before: then the page stayed cached.
@@ -60,7 +60,7 @@ struct kvt_known {
 	uint64_t dropped; /* pages that found the queue full */
 };
 
-/** Know nothing yet. queue_pages 0: no page is to be copied. -ENOMEM. */
+/** Know nothing yet. queue_pages 0: no page is copied. -ENOMEM. */
 int kvt_known_init(struct kvt_known *known, const struct kvt_info *info, uint32_t queue_pages);
 void kvt_known_destroy(struct kvt_known *known);
 

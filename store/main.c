@@ -580,7 +580,7 @@ struct side {
 	int status;
 };
 
-/* What the main thread has. */
+/* The state of the main thread. */
 struct all {
 	struct kvt_host host;
 	struct side sides[KVT_STORE_INSTANCES];
@@ -594,7 +594,7 @@ static void *serve_side(void *self)
 	struct kvt_host *host = side->store.host;
 
 	side->status = serve_until_stopped(&side->server);
-	/* Without an instance's thread nobody answers at its socket. */
+	/* Without its thread an instance's socket has no answer. */
 	if (side->status != EXIT_SUCCESS)
 		kvt_server_close(&side->server);
 	count(host, &host->n_ended);

@@ -33,7 +33,7 @@ uint32_t kvt_point_last(const struct kvt_info *info, uint32_t n, kvt_point_has *
 {
 	uint32_t beyond = 0;
 
-	/* What one page lacks, all points that need this page lack: the next one is in front. */
+	/* A page that lacks something spoils all points that need it: the next one is in front. */
 	for (uint32_t index = n; index-- > 0 && beyond < info->n_sides;)
 		if (!has_all(info, n, index, has, context, &beyond))
 			n = index;

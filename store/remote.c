@@ -5,7 +5,7 @@
  * before it is used.
  *
  * Invariants: the entry of a read is private, and this file's until arrived(). An entry in an open
- * PUT is pinned. Of a page in a ring, what is known of its entry names that ring, until it is
+ * PUT is pinned. The state of an entry whose page is in a ring names that ring, until the page is
  * taken out or put by the other one. Called by main.c, serve.c and the tier.
  */
 #include <errno.h>
@@ -345,7 +345,7 @@ static bool send_get(struct kvt_remote *remote)
 	STAILQ_FOREACH(read, &remote->queued, next) {
 		if (n == most)
 			break;
-		/* What it does not bring must not look as if it had. */
+		/* A page that the helper does not bring must have no old seal. */
 		memset(seal_at(remote, read->entry), 0, sizeof(struct kvt_helper_seal));
 		pages[n++] = page_of(remote, &read->page, read->entry);
 	}
@@ -363,7 +363,7 @@ static bool send_get(struct kvt_remote *remote)
 	return true;
 }
 
-/* End the first read of a list. What was brought is checked before it is told. */
+/* End the first read of a list. Pages that came are checked before the tier hears of them. */
 static void end_read(struct kvt_remote *remote, struct reads *reads, bool brought)
 {
 	struct page_read *read = STAILQ_FIRST(reads);
@@ -439,7 +439,7 @@ static void queue(struct kvt_remote *remote, struct ring *ring, uint32_t entry)
 	remote->counts.dropped++;
 }
 
-/* True if a page is to be put, with a path that is not there, and is not in the first ring. */
+/* True if a page of a path that is missing there must be put: it never was, or before the loss. */
 static bool is_lost(const struct kvt_remote *remote, uint32_t entry)
 {
 	const struct put *put = &remote->puts[entry];
@@ -456,7 +456,8 @@ static uint32_t front_of(const struct kvt_remote *remote, uint32_t entry)
 	       remote->puts[front].state != PUT_FIRST ? front : 0;
 }
 
-/* Put a path before others, from its front on. What has no place is found lost by a later use. */
+/* Put a path before others, from its front on. A later use finds the rest lost if there is no place
+ * for all. */
 static void put_first(struct kvt_remote *remote, uint32_t end)
 {
 	uint32_t n = 0, room = remote->options.queue_pages - remote->first.n, more;

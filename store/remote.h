@@ -6,16 +6,17 @@
  * @file remote.h
  * A distributed store as a tier below the memory, by a helper process.
  *
- * What it has is known only by asking. So a FETCH is asked for first, and answered when the helper
- * has answered, or in time without it; until then names are not had.
+ * Only asking tells which pages it has. So a FETCH first asks the helper, and is answered when the
+ * helper answers, or without it after `wait_ns`. Until then its pages count as missing.
  *
- * Pages that are copied out of the pool are put there, as far as it keeps up and a budget allows:
- * what came back first, which is what was used here, or was computed again. When a path is used of
- * whose end nothing was heard for `again_s`, that is asked for. If it is missing, the path is put
- * again, before others: so what is used here does not stay lost there.
+ * Pages that are copied out of the pool are put there, too, as far as the helper keeps up and a
+ * budget allows: first those that came back, because they were used here, or computed again. When a
+ * path is used here, and the last news of its end is older than `again_s`, the helper is asked for
+ * that end. If it is missing, the path is put again, before others: so a path that is used here
+ * does not stay lost there.
  *
- * A GET that is late or brings nothing closes it for a while, which doubles: EXISTS is no promise
- * in such stores, and one that hangs must cost no more than one load.
+ * A GET that is late or brings nothing closes the tier for a while, and each time for twice as
+ * long: EXISTS is no promise in such stores, and one that hangs must cost no more than one load.
  */
 
 #include <stdbool.h>

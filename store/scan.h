@@ -15,7 +15,7 @@
 #define KVT_SCAN_LOOKS 16384u /* at once: less than a millisecond */
 
 struct kvt_scan {
-	uint64_t *bits; /* one for each entry that is to be judged; NULL: no memory, all are */
+	uint64_t *bits; /* one for each entry that must be judged; NULL: no memory, all are */
 	uint32_t n, at; /* entries [1, n]; [1, at) were looked at */
 	struct kvt_scan *next; /* that is open, too */
 };

@@ -109,7 +109,7 @@ static uint32_t take_new(struct kvt_scrub *scrub, const struct kvt_known *known)
 	return 0;
 }
 
-/* Take a page that is to be read again now, 0: there is none. */
+/* Take a page that is due to be read again, 0: there is none. */
 static uint32_t take_soon(struct kvt_scrub *scrub, const struct kvt_known *known, uint64_t now)
 {
 	while (scrub->n_soon && scrub->soon[scrub->soon_at].due_ns <= now) {

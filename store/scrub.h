@@ -7,11 +7,11 @@
  * Reads cached pages again and again, and finds those whose bytes have changed.
  *
  * A cached page is never written, so a change is damage, whatever the numbers mean: there is no
- * tolerance. What was read counts by the rule of a copy (tier.h): read the page, take all records
+ * tolerance. A sum counts by the rule of a copy (tier.h): read the page, take all records
  * of the feed; the page was in none of them. No lock is taken, and no eviction, next owner or
  * restart of the daemon looks like damage.
  *
- * What happens to a page before it is read first is not seen. So new pages come first, but each
+ * A change before the first read of a page is not seen. So new pages come first, but each
  * fourth page is one of the round: pages that are sealed faster than they can be read are evicted
  * as fast. One of eight new pages is read again soon: a page that changes right after it was sealed
  * was published too early.

@@ -238,8 +238,9 @@ static int share_tiers(struct kvt_store *store, struct kvt_error *why)
 	return rc;
 }
 
-/* Begin with a daemon's cache, or another one of it. What a drop wanted gone may be in a pool that
- * was away then. What was withdrawn meanwhile is removed, or was never in another pool. */
+/* Begin with the cache of a daemon, the one before or another one. A pool that was away during a
+ * drop may still have pages that the drop means. Pages that were withdrawn meanwhile are removed
+ * from the same cache; another one never had them. */
 static void bind_cache(struct kvt_store *store, const struct kvt_info *info)
 {
 	bool same = memcmp(store->instance, info->instance, sizeof(store->instance)) == 0;
@@ -301,7 +302,7 @@ int kvt_store_connect(struct kvt_store *store, struct kvt_error *why)
 	if (rc != 0)
 		return rc;
 	info = kvt_client_info(store->client);
-	/* What may refuse comes before memory is allocated. */
+	/* Steps that may refuse come before memory is allocated. */
 	if (info->disabled)
 		rc = kvt_store_fail(why, -EINVAL, "caching is disabled on this instance: there is "
 				    "nothing to keep");

@@ -18,7 +18,7 @@ static struct kvt_slot_name *name_of(const struct kvt_slots *slots, uint32_t slo
 	return &slots->names[slot - 1];
 }
 
-/* What was dropped stays in the table until its slot is used again. */
+/* A dropped page stays in the table until its slot is used again. */
 bool kvt_slots_has(const struct kvt_slots *slots, uint32_t slot)
 {
 	uint64_t number = name_of(slots, slot)->number;

@@ -11,8 +11,9 @@
  * is passed, once (CLOCK, Corbato 1968). So a prompt's beginning stays with what was written behind
  * it later, and still the drive sees writes in its order.
  *
- * Each write has a number, which grows over all starts, so the largest one tells where a start goes
- * on. What has a smaller number than `first` was dropped. A cut drops what was copied since a time.
+ * Each write has a number, which grows over all starts: a start continues behind the largest one.
+ * Slots with a smaller number than `first` were dropped. A cut drops pages that were copied since a
+ * time.
  *
  * The names are in memory as in the file, KVT_SLOTS_GROUP of them in a block.
  */
@@ -87,8 +88,9 @@ void kvt_slots_clear(struct kvt_slots *slots);
 /** Look at KVT_SCAN_LOOKS slots more for those with pages that were copied since a time. The scan
  * is opened with `scans` and n. Returns true if all were looked at. */
 bool kvt_slots_scan(const struct kvt_slots *slots, struct kvt_scan *scan, uint32_t since);
-/** Let nothing count that was copied since a time, and has a number already. What slots have of it
- * is the caller's to forget. If there are many cuts, the two oldest become one and drop more. */
+/** From now on pages that were copied since a time, and have a number already, do not count. The
+ * caller forgets those that slots hold. With too many cuts the two oldest become one, which drops
+ * more. */
 void kvt_slots_cut_since(struct kvt_slots *slots, uint32_t since);
 
 /* ---- for a start, which fills `names` first, and a stop */
@@ -100,7 +102,7 @@ void kvt_slots_seal(const struct kvt_slots *slots, uint32_t group,
 void kvt_slots_check(struct kvt_slots *slots, uint32_t group);
 /** Return the largest number in a group. */
 uint64_t kvt_slots_youngest(const struct kvt_slots *slots, uint32_t group);
-/** Let all names be found. Of two slots with a page that with the larger number has it. */
+/** Let all names be found. If two slots have a page, the larger number decides. */
 void kvt_slots_enter(struct kvt_slots *slots);
 
 #endif

@@ -66,7 +66,7 @@ struct kvt_loads {
 	uint64_t last_computed; /* `computed` of the share then */
 };
 
-/* What the instances of a host share. */
+/* Shared by the instances of a host. */
 struct kvt_host {
 	struct kvt_store_options options;
 	uint64_t started_ns;

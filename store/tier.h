@@ -64,7 +64,7 @@ struct kvt_tier {
 	uint64_t begun, brought, lost; /* reads from below: all, good, bad */
 };
 
-/* What one instance has to do with a tier. */
+/* The part of one instance in a tier. */
 struct kvt_share {
 	uint64_t copied, spoiled, full; /* copies: good, bad, without a place */
 	uint64_t computed, recomputed;  /* pages of clients; those that a tier had */
@@ -141,8 +141,8 @@ uint32_t kvt_tier_forget(struct kvt_tier *tier, struct kvt_scan *scan, const str
 int kvt_copy_begin(struct kvt_tier *tier, struct kvt_known *known, const struct kvt_slabs *slabs,
 		   struct kvt_share *share, struct kvt_jobs *jobs, struct kvt_copy *copy);
 /** End a copy whose job has ended. `complete`: all records of the feed were taken since. Returns
- * true if its page is in its entry from now on: it is good. After a failure of a device its entry
- * is nobody's. */
+ * true if its page is in its entry from now on: it is good. After a failure of a device no one
+ * uses its entry any more. */
 bool kvt_copy_end(struct kvt_tier *tier, const struct kvt_known *known, struct kvt_share *share,
 		  const struct kvt_copy *copy, bool complete);
 

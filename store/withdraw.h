@@ -4,10 +4,10 @@
 
 /**
  * @file withdraw.h
- * What a damaged page costs: it and all behind it leave each pool that the store serves. Of the
- * copies those leave that were made since the page was last right: older ones were computed from
- * the right one. The copy of the page itself stays if it is as the page was at first, and the next
- * load repairs the pool.
+ * The cost of a damaged page: it and all behind it leave each pool that the store serves. So do
+ * copies that were made since the page was last right: older ones were computed from the right one.
+ * The copy of the page itself stays if it is as the page was at first, and the next load repairs
+ * the pool.
  *
  *     the thread that finds it    looks for these copies, a part of the tier in each turn; then
  *                                 notes its name, and forgets them: one step, by the tier's lock
@@ -39,7 +39,7 @@ struct kvt_withdrawal {
 /** Begin to withdraw the page that store->damage tells of, and say so, or do a part of the rest,
  * about a millisecond. Until it is done store->withdrawal is open. */
 void kvt_store_withdraw(struct kvt_store *store);
-/** Have all instances forget all pages. What pools cache is copied once it is stored again. */
+/** Have all instances forget all pages. Pages that pools cache are copied when stored again. */
 void kvt_store_drop(struct kvt_store *store);
 /** If pages were forgotten: end all loads. Then remove from the pool what was withdrawn, and copy
  * what the tier lacks; or, after a drop, copy nothing that was cached until now. */
