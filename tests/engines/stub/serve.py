@@ -20,7 +20,7 @@ PAGE, PAGES = 16, 256
 
 
 class Alone:
-    """What the model says without kvtrunk: one prompt after the other, each from its beginning."""
+    """The model without kvtrunk: one prompt after the other, each from its beginning."""
 
     def __init__(self):
         layers = [types.SimpleNamespace(**{
@@ -52,7 +52,7 @@ def generate(engine, prompts, max_tokens=16, salt=None):
 
 
 def cancelled(engine, prompts, max_tokens, steps):
-    """Cancel every second request after so many steps. Returns what the others generate."""
+    """Cancel every second request after so many steps. Returns the answers of the others."""
     requests = [batching.Request(prompt, max_tokens) for prompt in prompts]
     for request in requests:
         engine.add(request)
@@ -71,7 +71,7 @@ def forget(engine):
 
 
 def error(engine, prompt, max_tokens):
-    """What a request is refused with."""
+    """Why a request is refused."""
     try:
         return generate(engine, [prompt], max_tokens)
     except ValueError as refused:

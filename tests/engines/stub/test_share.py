@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two small engines on one pool. What holds for vLLM and SGLang holds for them."""
+"""Two small engines on one pool: all that holds for vLLM and SGLang holds for them."""
 import os
 import signal
 
