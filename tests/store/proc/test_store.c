@@ -60,7 +60,7 @@ static int start_small(void **state)
 	return start_with("n_pages = 256\n", "1M");
 }
 
-/* What a store has for a daemon goes with it: AddressSanitizer looks. */
+/* AddressSanitizer looks whether all that was made for the daemon that ended is freed. */
 static int start_with_scrubber(void **state)
 {
 	static const char *const scrub[] = { "--scrub", "1M", NULL };
