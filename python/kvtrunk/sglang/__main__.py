@@ -10,14 +10,14 @@ import importlib.util
 import json
 import os
 import pathlib
-import sys
 from typing import Any, Optional, Sequence
 
-from .. import __version__
-from .._options import Parser, run
-from ..engine import _commands, _doctor, _flags, _prove, _replaced
+from .. import Geometry, Info
+from .._options import run
+from ..engine import _commands, _doctor, _flags, _main, _prove, _replaced
 from ..engine._texts import Size
-from . import HOOKS, NAME, _drafts, compat
+from . import NAME, _drafts, compat
+from ._replaced import REPLACED
 
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
@@ -149,13 +149,7 @@ def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]
     return [[*variables[:-1], cpus] for cpus in _cpus(n_engines, n_ranks)]
 
 
-def prove(arguments: argparse.Namespace) -> int:
-    """Check that engines of a model share pages and change nothing else. Returns the exit status."""
-    size = Size(arguments.prompts, _prove.most_positions(arguments.model, arguments.positions))
-    return _prove.run(lambda: _plan(arguments, size), size, arguments.logs)
-
-
-def _doctor_sglang(report: _doctor.Report) -> None:
+def _installed(report: _doctor.Report) -> None:
     spec = importlib.util.find_spec("sglang")
     if spec is None:
         report.bad("sglang is not installed in this environment", "pip install sglang")
@@ -164,10 +158,10 @@ def _doctor_sglang(report: _doctor.Report) -> None:
     missing = list(compat.problems(pathlib.Path(spec.origin or ".").parent.parent))
     if missing:
         report.bad(f"sglang {version}: {'; '.join(missing)}",
-                   f"install one of {compat.RELEASES}, or a newer kvtrunk")
+                   f"install one of {compat.OURS.newest}, or a newer kvtrunk")
     else:
         report.good(f"sglang {version} has every name that kvtrunk uses")
-    for line in _replaced.lines(HOOKS):
+    for line in _replaced.lines(REPLACED):
         report.note(f"replaces {line}")
     found = [point.value for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
     allowed = os.environ.get("SGLANG_PLUGINS")
@@ -179,32 +173,16 @@ def _doctor_sglang(report: _doctor.Report) -> None:
         report.good("SGLang finds the plug-in")
 
 
-def doctor(socket: Optional[str], device: str = "cpu") -> int:
-    """Print what is wrong. Returns 1 if something is."""
-    report = _doctor.Report()
-    report.good(f"kvtrunk {__version__}")
-    _doctor_sglang(report)
-    info = _doctor.daemon(report, socket, device, "python -m kvtrunk.sglang flags MODEL")
-    geometry = info.geometry if info is not None else None
-    if info is not None and geometry is not None:
-        if geometry.kv_layout in ("nhd", "latent") and geometry.kv_order == "layer":
-            report.good(f"SGLang's KV fits: --page-size {info.page_size}, --tp-size "
-                        f"{info.n_slabs}")
-        else:
-            report.bad(f"its layout is {geometry.kv_layout} in order {geometry.kv_order}",
-                       "SGLang's is --kv-layout=nhd, or latent for MLA, and --kv-order=layer")
-    return 1 if report.wrong else 0
+def _fits(report: _doctor.Report, info: Info, geometry: Geometry) -> None:
+    if geometry.kv_layout in ("nhd", "latent") and geometry.kv_order == "layer":
+        report.good(f"SGLang's KV fits: --page-size {info.page_size}, --tp-size {info.n_slabs}")
+    else:
+        report.bad(f"its layout is {geometry.kv_layout} in order {geometry.kv_order}",
+                   "SGLang's is --kv-layout=nhd, or latent for MLA, and --kv-order=layer")
 
 
-def main() -> int:
-    """Print, and return the exit status."""
-    parser = Parser(prog="python -m kvtrunk.sglang", description=__doc__)
-    kinds = parser.add_subparsers(dest="command", required=True)
-    one = kinds.add_parser("flags", help="print the daemon's and an engine's command")
-    three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
-                             "pages, and change nothing else")
-    for each in (one, three):
-        _flags.add_model(each, _flags.device())
+def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> None:
+    for each in (flags, proof):
         each.add_argument("--page-size", type=_flags.count, default=16)
         each.add_argument("--tp-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
@@ -214,25 +192,21 @@ def main() -> int:
                           help="as SGLang's: what drafts tokens (nothing)")
         each.add_argument("--speculative-draft-model-path", metavar="MODEL",
                           help="as SGLang's: the layers that draft (the model's own)")
-    one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
-                     help="memory for KV in each rank (8G; on a device what the engines leave)")
-    one.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
-                     help="replicas in one server; on devices with a daemon for each (1)")
-    one.add_argument("--radix-eviction-policy", choices=["lru", "slru", "lfu", "priority"],
-                     help="how the daemon evicts, for all engines (lru)")
-    _commands.add_options(one)
-    _flags.add_device_options(one)
-    _prove.add_options(three)
-    two = kinds.add_parser("doctor", help="say what is wrong here")
-    two.add_argument("--socket", help="the daemon's; default: $KVTRUNK_SOCKET")
-    two.add_argument("--device", choices=["cpu", "cuda"], default=_flags.device())
-    words, options = _prove.split(sys.argv[1:])
-    arguments = parser.parse_args(words, argparse.Namespace(options=options))
-    if arguments.command == "flags":
-        return _commands.show(lambda: _start(arguments), arguments)
-    if arguments.command == "prove":
-        return prove(arguments)
-    return doctor(arguments.socket, arguments.device)
+    flags.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
+                       help="memory for KV in each rank (8G; on a device what the engines leave)")
+    flags.add_argument("--dp-size", type=_flags.count, default=1, metavar="N",
+                       help="replicas in one server; on devices with a daemon for each (1)")
+    flags.add_argument("--radix-eviction-policy", choices=["lru", "slru", "lfu", "priority"],
+                       help="how the daemon evicts, for all engines (lru)")
+    _flags.add_device_options(flags)
+
+
+ADAPTER = _main.Adapter("sglang", __doc__, _flags.device, _options, _start, _plan, _installed, _fits)
+
+
+def main() -> int:
+    """Run a command."""
+    return _main.main(ADAPTER)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,14 @@ from sglang.srt.runtime_context import get_schedule
 from .. import Client, Error, Namespace
 from ..engine import _check, _proofs
 from ..engine._name import Name
+from ..engine._refusals import Refused
 from ..engine._ring import Spaces
 from ..engine._stall import Stalled, connected_again
-from . import HOOKS, _drafts, _identity, _pool, _refusals, _updates, compat
+from . import _drafts, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
 from ._keys import keys_of, root_of, shares
 from ._leases import PATIENCE_S, Lease
+from ._replaced import REPLACED
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +52,10 @@ def make(ctx: Any) -> KvtrunkCache:
     """The cache of an engine, once all that it stands on is proved. Refused: in a sentence."""
     compat.check()
     runner = ctx.tp_worker.model_runner
-    for row in HOOKS:
+    for row in REPLACED:
         path, function = row.what.rsplit(".", 1)
         if not hasattr(getattr(pkgutil.resolve_name(path), function), "__wrapped__"):
-            raise _refusals.Refused(f"SGLang did not let kvtrunk wrap {row.what}: see its log for "
+            raise Refused(f"SGLang did not let kvtrunk wrap {row.what}: see its log for "
                                     "the cause; leave --radix-cache-backend out")
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     _pool.prove(pool)
@@ -102,7 +104,7 @@ def _say_unproved(runner: Any, pool: Any) -> None:
     try:
         unproved = _proofs.check(made, compat.TESTED, _drafts.flags())
     except _proofs.Unproved as error:
-        raise _refusals.Refused(f"--radix-cache-backend kvtrunk: {error}") from None
+        raise Refused(f"--radix-cache-backend kvtrunk: {error}") from None
     if unproved:
         logger.warning("kvtrunk: %s", unproved)
 
@@ -406,7 +408,7 @@ class KvtrunkCache(BasePrefixCache):
         pool, old = self.allocator.get_kvcache(), self.client.info
         try:
             self.client = _pool.connect_again(pool)
-        except _refusals.Refused as error:
+        except Refused as error:
             logger.error("kvtrunk: the new daemon's pool is not the old one's: %s", error)
             return False
         except Error:

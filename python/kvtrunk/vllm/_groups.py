@@ -16,7 +16,8 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttention
                                         MLAAttentionSpec, SlidingWindowSpec)
 
 from .._native import lib
-from ._refuse import KEEP_CHUNKS, refuse
+from ..engine._refusals import refuse
+from ._refusals import KEEP_CHUNKS
 
 Value = TypeVar("Value")
 STATES = ("MAMBA2", "GDN_ATTN")

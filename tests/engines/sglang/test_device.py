@@ -106,11 +106,12 @@ def test_fences_are_of_the_stream_that_runs_batches(device, streams):
     ("host", "cuda", "--device cuda"), ("cuda-vmm", "cpu", "--device cpu"),
     ("cuda-ipc", "cuda", None), ("host", "cpu", None)])
 def test_a_pool_in_other_memory_is_refused(backend, device, says):
-    from kvtrunk.sglang import _pool, _refusals
+    from kvtrunk.engine._refusals import Refused
+    from kvtrunk.sglang import _pool
 
     info = types.SimpleNamespace(backend=backend)
     if says is None:
         _pool.check_memory(info, device)
     else:
-        with pytest.raises(_refusals.Refused, match=says):
+        with pytest.raises(Refused, match=says):
             _pool.check_memory(info, device)

@@ -11,6 +11,7 @@ import torch
 from conftest import PAGE
 
 from kvtrunk import testing
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.sglang import __main__, _drafts, _pool, _refusals
 
 KINDS = {"MHATokenToKVPool": {"head_num": 2, "head_dim": 8},
@@ -59,12 +60,12 @@ def test_the_layers_of_a_draft_lie_behind_the_model_s(kind, attached):
 @pytest.mark.parametrize("n_layers, times", [(2, 1), (1, 2)], ids=["two layers", "larger heads"])
 def test_a_draft_of_another_shape_is_refused(kind, attached, n_layers, times):
     draft = made(kind, n_layers, **{name: times * size for name, size in KINDS[kind].items()})
-    with pytest.raises(_refusals.Refused, match="must be like the model's.*or NGRAM"):
+    with pytest.raises(Refused, match="must be like the model's.*or NGRAM"):
         _pool.attach_drafts(draft, attached)
 
 
 def test_a_draft_whose_kv_is_elsewhere_is_refused(attached):
-    with pytest.raises(_refusals.Refused, match="the KV of draft layers is not on"):
+    with pytest.raises(Refused, match="the KV of draft layers is not on"):
         _pool.prove(attached)
 
 

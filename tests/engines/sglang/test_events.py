@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.events import KvEventLoraNames, KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvtrunk import bigram_keys, testing
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.sglang import _refusals
 from kvtrunk.sglang._events import Events
 
@@ -162,5 +163,5 @@ def test_removals_are_told(daemon):
 
 def test_a_daemon_without_a_feed_is_refused():
     with testing.daemon(arena_visible="no", page_size=PAGE, page_bytes=64) as hidden:
-        with pytest.raises(_refusals.Refused, match="--kv-events-config needs the daemon's feed"):
+        with pytest.raises(Refused, match="--kv-events-config needs the daemon's feed"):
             Events(params(), hidden.socket)

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 from published import ARCHITECTURES, shapes, shown, write  # noqa: F401
 
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.sglang import _refusals
 
 STATE, INDEX, SWITCH = "keep a state", "index lies beside", "--disable-hybrid-swa-memory"
@@ -77,7 +78,7 @@ def test_a_published_model(name, shapes, configured):  # noqa: F811
         assert not known
         return
     if says:
-        with pytest.raises(_refusals.Refused, match=says):
+        with pytest.raises(Refused, match=says):
             _refusals.check_config(config)
     if says == SWITCH:
         config = configured(name, fields, disable_hybrid_swa_memory=True)

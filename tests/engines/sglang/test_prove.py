@@ -27,7 +27,8 @@ def test_engines_that_draft_are_proved(algorithm, folder, tmp_path):
                                              ("IntelAMXAttnBackend", False)])
 def test_an_engine_that_was_not_proved_says_so_or_ends(backend, proved, monkeypatch, tmp_path,
                                                        caplog):
-    from kvtrunk.sglang import _cache, _refusals
+    from kvtrunk.engine._refusals import Refused
+    from kvtrunk.sglang import _cache
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_cache._pool, "ranks", lambda: types.SimpleNamespace(world_size=1))
@@ -47,5 +48,5 @@ def test_an_engine_that_was_not_proved_says_so_or_ends(backend, proved, monkeypa
     if proved:
         _cache._say_unproved(runner, pool)
     else:
-        with pytest.raises(_refusals.Refused, match=f"{backend}.*unset KVTRUNK_REQUIRE_PROOF"):
+        with pytest.raises(Refused, match=f"{backend}.*unset KVTRUNK_REQUIRE_PROOF"):
             _cache._say_unproved(runner, pool)

@@ -8,12 +8,13 @@ import pytest
 import sglang
 import torch
 
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.sglang import _refusals, compat
 
 
 def options(**more):
     """Resolved ones, as a plain engine has them."""
-    return types.SimpleNamespace(**{**{rule.option: rule.works[0] for rule in _refusals.RULES},
+    return types.SimpleNamespace(**{**{name: works[0] for _, name, works, _ in _refusals.OPTIONS},
                                     **more})
 
 
@@ -37,7 +38,7 @@ def options(**more):
 ])
 def test_an_option_is_refused_by_its_flag(option, value, flag):
     _refusals.check(options())
-    with pytest.raises(_refusals.Refused, match=flag):
+    with pytest.raises(Refused, match=flag):
         _refusals.check(options(**{option: value}))
 
 
@@ -46,7 +47,7 @@ def test_an_option_is_refused_by_its_flag(option, value, flag):
     ("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "then pages lack KV of draft layers: set it to 0")])
 def test_a_variable_is_refused_by_its_name(variable, says, monkeypatch):
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(_refusals.Refused, match=f"does not go with {variable}: {says}"):
+    with pytest.raises(Refused, match=f"does not go with {variable}: {says}"):
         _refusals.check(options())
 
 
@@ -56,8 +57,8 @@ def test_an_option_that_sglang_lacks_is_a_sentence(monkeypatch):
     from sglang.srt.server_args import ServerArgs
 
     runtime_context.publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler")
-    monkeypatch.setattr(_refusals, "RULES", (_refusals.Rule("--gone", "gone", (None,), ""),))
-    with pytest.raises(_refusals.Refused, match="option gone: .*doctor"):
+    monkeypatch.setattr(_refusals, "RULES", (_refusals._option("--gone", "gone", (None,), ""),))
+    with pytest.raises(Refused, match="option gone: .*doctor"):
         _refusals.check(_refusals.Resolved())
 
 
@@ -75,14 +76,14 @@ def test_scales_of_fp8_are_refused():
     _refusals.check_model(model, 9, "fp8_e4m3")
     model["attn"].v_scale = 0.5
     _refusals.check_model(model, 9, "bf16")  # which SGLang stores as it is
-    with pytest.raises(_refusals.Refused, match="are 1 and 0.5 .attn.*--kv-cache-dtype bf16"):
+    with pytest.raises(Refused, match="are 1 and 0.5 .attn.*--kv-cache-dtype bf16"):
         _refusals.check_model(model, 9, "fp8_e4m3")
 
 
 def test_attention_to_later_tokens_is_refused():
     from sglang.srt.layers.radix_attention import AttentionType
 
-    with pytest.raises(_refusals.Refused, match="later ones, too .attn, decoder_bidirectional"):
+    with pytest.raises(Refused, match="later ones, too .attn, decoder_bidirectional"):
         _refusals.check_model(attention(attn_type=AttentionType.DECODER_BIDIRECTIONAL), 9, "bf16")
 
 
@@ -104,7 +105,7 @@ def test_long_rope_is_refused_beyond_its_short_factors():
     rows = torch.ones(2, 8)
     assert not torch.equal(rope(torch.tensor([5, 6]), rows, rows)[1][0],
                            rope(torch.tensor([5, 9]), rows, rows)[1][0])
-    with pytest.raises(_refusals.Refused, match="rotary_emb, Rope.*--context-length 8"):
+    with pytest.raises(Refused, match="rotary_emb, Rope.*--context-length 8"):
         _refusals.check_model(model, 9, "fp32")
     _refusals.check_model(model, 8, "fp32")
 
@@ -121,7 +122,7 @@ def test_ropes_of_transformers_that_grow_are_refused(scaling):
             hidden_size=8, num_attention_heads=1, head_dim=8, max_position_embeddings=32, **more))})
 
     _refusals.check_model(model(), 32, "fp32")
-    with pytest.raises(_refusals.Refused, match=f"rope type {scaling['rope_type']}.*--model-impl"):
+    with pytest.raises(Refused, match=f"rope type {scaling['rope_type']}.*--model-impl"):
         _refusals.check_model(model(rope_scaling={**scaling, "rope_theta": 10000.0,
                                     "original_max_position_embeddings": 8}), 32, "fp32")
 
@@ -139,17 +140,17 @@ def test_a_missing_name_is_a_sentence(monkeypatch):
 def test_without_a_prefix_cache_nothing_is_done(monkeypatch):
     from sglang.srt import runtime_context
 
-    import kvtrunk.sglang as plugin
+    from kvtrunk.sglang import _replaced
 
     memory = types.SimpleNamespace(radix_cache_backend="kvtrunk", disable_radix_cache=True)
     monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
     asked = []
-    plugin._buffers(asked.append, "pool")
-    plugin._allocator(lambda configurator, **_: asked.append(configurator), "configurator",
+    _replaced._buffers(asked.append, "pool")
+    _replaced._allocator(lambda configurator, **_: asked.append(configurator), "configurator",
                       token_to_kv_pool_allocator=None)
     assert asked == ["pool", "configurator"]
     memory.disable_radix_cache = False
-    assert plugin.wanted()
+    assert _replaced.wanted()
 
 
 @pytest.mark.parametrize("backend, off, says", [
@@ -157,11 +158,11 @@ def test_without_a_prefix_cache_nothing_is_done(monkeypatch):
 def test_a_prefix_cache_that_is_off_is_told(backend, off, says, monkeypatch, caplog):
     from sglang.srt import runtime_context
 
-    import kvtrunk.sglang as plugin
+    from kvtrunk.sglang import _replaced
 
     monkeypatch.setattr(runtime_context, "get_memory", lambda: types.SimpleNamespace(
         radix_cache_backend=backend, disable_radix_cache=off))
-    plugin._say_off()
+    _replaced._say_off()
     assert ("this engine shares nothing" in caplog.text) is says
 
 
@@ -223,16 +224,16 @@ def test_tensors_that_are_not_on_the_pool_are_found():
             _pool.prove(pool)
             there = pool.v
             pool.v = there.clone()
-            with pytest.raises(_refusals.Refused, match="V of layer 0 does not lie"):
+            with pytest.raises(Refused, match="V of layer 0 does not lie"):
                 _pool.prove(pool)
             pool.v = there
             other = client.pool.layer(0)
             pool.kvtrunk.witness = types.SimpleNamespace(layer=lambda _: types.SimpleNamespace(
                 k_bits=torch.zeros(other.k.shape, dtype=torch.int32), v_bits=other.v_bits))
-            with pytest.raises(_refusals.Refused, match="does not arrive"):
+            with pytest.raises(Refused, match="does not arrive"):
                 _pool.prove(pool)
             del pool.kvtrunk
-            with pytest.raises(_refusals.Refused, match="not on kvtrunk's pages"):
+            with pytest.raises(Refused, match="not on kvtrunk's pages"):
                 _pool.prove(pool)
 
 
@@ -284,7 +285,7 @@ def test_fp8_as_sglang_keeps_it_on_cpus_is_refused():
     pool = MHATokenToKVPool(32, 16, torch.float8_e4m3fn, head_num=2, head_dim=8, layer_num=1,
                             device="cpu", enable_memory_saver=False,
                             quant_method=get_kv_cache_quant_method("cpu_fp8_e4m3"))
-    with pytest.raises(_refusals.Refused, match="float8_e4m3fn as SGLang keeps it here"):
+    with pytest.raises(Refused, match="float8_e4m3fn as SGLang keeps it here"):
         _pool.geometry_of(pool)
 
 
@@ -308,7 +309,7 @@ def test_a_daemon_of_another_layout_is_refused(pages, says, monkeypatch):
         monkeypatch.setattr(_pool, "geometry_of",
                             lambda *_: Geometry(2, 2, 64, "fp32", "nhd", "layer"))
         monkeypatch.setattr(_drafts, "algorithm", lambda: None)
-        with pytest.raises(_refusals.Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
+        with pytest.raises(Refused, match=f"{says}.*kvtrunk.sglang flags MODEL"):
             _pool._connect(pool)
 
 
@@ -326,7 +327,7 @@ def test_an_engine_that_drafts_on_pages_without_draft_layers_is_told_what_to_sta
                             lambda _, n_drafts: Geometry(2 + n_drafts, 2, 64, "fp32", "nhd", "layer"))
         monkeypatch.setattr(runtime_context, "get_spec", lambda: types.SimpleNamespace(
             speculative_algorithm="EAGLE", speculative_draft_model_path="HEAD"))
-        with pytest.raises(_refusals.Refused, match="n_layers.*flags MODEL --tp-size 1 --speculative-"
+        with pytest.raises(Refused, match="n_layers.*flags MODEL --tp-size 1 --speculative-"
                            "algorithm EAGLE --speculative-draft-model-path HEAD` prints"):
             _pool._connect(types.SimpleNamespace(), 1)
 
@@ -345,7 +346,7 @@ def test_sizes_that_do_not_fit(sizes, says):
     wanted = PAGE, (PAGES - 1) * PAGE, 1
     _pool.check_sizes(types.SimpleNamespace(**fits), *wanted, 32)
     _pool.check_sizes(types.SimpleNamespace(**{**fits, "max_leases": 0}), *wanted, 32)
-    with pytest.raises(_refusals.Refused, match=says):
+    with pytest.raises(Refused, match=says):
         _pool.check_sizes(types.SimpleNamespace(**{**fits, **sizes}), *wanted, 32)
 
 
@@ -363,10 +364,11 @@ def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     from conftest import geometry
 
     from kvtrunk import testing
-    from kvtrunk.sglang import __main__ as command
+    from kvtrunk.engine import _main
+    from kvtrunk.sglang.__main__ import ADAPTER
 
     def said(socket, *texts):
-        assert command.doctor(str(socket)) == bool(texts)
+        assert _main.doctor(ADAPTER, str(socket), "cpu") == bool(texts)
         out = capsys.readouterr().out
         assert out.count("WRONG") == len(texts) and all(text in out for text in texts)
 
@@ -387,7 +389,7 @@ def test_a_socket_names_the_device_of_a_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.setenv("KVTRUNK_SOCKET", "/run/gpu{device}.sock")
-    with pytest.raises(_refusals.Refused, match="an engine on the CPU has no device"):
+    with pytest.raises(Refused, match="an engine on the CPU has no device"):
         _pool.socket()
     given.device = "cuda"
     assert _pool.socket() == "/run/gpu3.sock"

@@ -8,13 +8,12 @@ import torch
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
-import kvtrunk.sglang as plugin
 from kvtrunk.engine import _weights
 from kvtrunk.engine._name import Name
-from kvtrunk.sglang import _drafts, _identity, _pool, _refusals, _updates
+from kvtrunk.sglang import _drafts, _identity, _pool, _refusals, _replaced, _updates
 
-HOOKS = {row.what: hook for row, hook in plugin.HOOKS.items()}
-MANAGER = plugin._UPDATER
+HOOKS = {row.what: hook for row, hook in _replaced.REPLACED.items()}
+MANAGER = _replaced._UPDATER
 TENSORS = {name: ("F32", list(shape)) for name, shape in model.shapes(model.config())}
 WRITE = "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_before_loading"
 
@@ -89,7 +88,7 @@ class Engine:
                         zmq_handles={}, weight_version=version)
 
     def rename(self, version):
-        return HOOKS[plugin._SCHEDULER + "handle_update_weight_version"](
+        return HOOKS[_replaced._SCHEDULER + "handle_update_weight_version"](
             lambda *_: True, self, io_struct.UpdateWeightVersionReqInput(new_version=version))
 
 
@@ -265,8 +264,8 @@ def test_one_rank_that_fails_counts(ranks, checkpoint):
 
 
 @pytest.mark.parametrize("hook, fields, alone", [
-    (plugin._SCHEDULER + "handle_rpc_request", {"method": "save_sharded_model"}, False),
-    (plugin._SCHEDULER + "handle_rpc_request", {"method": "another"}, True),
+    (_replaced._SCHEDULER + "handle_rpc_request", {"method": "save_sharded_model"}, False),
+    (_replaced._SCHEDULER + "handle_rpc_request", {"method": "another"}, True),
     (MANAGER + "check_weights", {"action": "checksum"}, False),
     (MANAGER + "check_weights", {"action": "reset_tensors"}, True)])
 def test_calls_of_unknown_effect_end_sharing(hook, fields, alone):

@@ -16,7 +16,7 @@ from conftest import geometry
 from engine import prompt
 
 from kvtrunk import testing
-from kvtrunk.vllm import manager
+from kvtrunk.vllm import _cache
 
 KINDS = {name: measure_step.KINDS[name] for name in ("gpt-oss", "Qwen3-Next")}
 LONGEST, SAID = (350, 700, 900), 96
@@ -72,7 +72,7 @@ def ways(serve, folder, monkeypatch, groups, pages, options):
                 coalesce_threshold=0, sides=measure_step.trailing(*groups))) as daemon:
             monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
             monkeypatch.setenv("KVTRUNK_CHECK_EVERY", "0")  # no workers compare pages
-            monkeypatch.setattr(manager, "RETRY_S", 0.0)
+            monkeypatch.setattr(_cache, "RETRY_S", 0.0)
             engines = [Engine(folder, shared, pages if shared else pages // n, groups, **options)
                        for _ in range(n)]
             said[way] = serve(engines)

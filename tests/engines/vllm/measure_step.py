@@ -82,8 +82,8 @@ class Scheduler:
         if sides:  # as the platform would choose for such a model
             config.cache_config.block_size, config.cache_config.mamba_cache_mode = page, "align"
         if shared:
-            from kvtrunk.vllm import _watch, connector
-            _watch._watches[config.kv_transfer_config.engine_id] = _watch.Watch(NoWorkers(), config)
+            from kvtrunk.vllm import _updates, connector
+            _updates._watches[config.kv_transfer_config.engine_id] = _updates.Watch(NoWorkers(), config)
             connector.KvtrunkConnector.get_required_kvcache_layout(config)
         config.cache_config.num_gpu_blocks = pages
         spec = FullAttentionSpec(block_size=page, num_kv_heads=2, head_size=64,

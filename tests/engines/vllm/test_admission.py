@@ -8,14 +8,14 @@ from engine import all_pages_are_back, counters, prompt, until
 from measure_step import Scheduler, specs, trailing
 
 from kvtrunk import testing
-from kvtrunk.vllm import _engine, manager
+from kvtrunk.vllm import _engine, _cache
 
 
 @pytest.fixture(autouse=True)
 def each_step(monkeypatch):
     """However busy the machine is, a step looks at each request, and its BEGIN has an answer."""
-    monkeypatch.setattr(manager, "RETRY_S", 0.0)
-    for module in manager, _engine:
+    monkeypatch.setattr(_cache, "RETRY_S", 0.0)
+    for module in _cache, _engine:
         monkeypatch.setattr(module, "PATIENCE_S", 60.0)
 
 

@@ -20,7 +20,7 @@ from conftest import geometry
 from engine import counters, expect_nothing_held, until
 
 from kvtrunk import ConnectionLost, InvalidArgument, testing
-from kvtrunk.vllm import manager
+from kvtrunk.vllm import _cache
 
 
 @dataclasses.dataclass
@@ -386,7 +386,7 @@ def test_each_request_ends_in_the_smallest_pool_that_is_accepted(folder, monkeyp
                                                                  n_engines, asynchronous, limit):
     """Its lease locks what is cached of it, reused or not, and that may leave no room for its side
     pages."""
-    monkeypatch.setattr(manager, "RETRY_S", 0.0)
+    monkeypatch.setattr(_cache, "RETRY_S", 0.0)
     least = needed(folder, KINDS[name], monkeypatch, asynchronous)
     usable = int(least / LIMITS[limit]) + (LIMITS[limit] < 1)
     kind = dataclasses.replace(KINDS[name], pages=usable + 1)

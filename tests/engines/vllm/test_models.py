@@ -6,7 +6,8 @@ from conftest import PAGE, TRANSFER
 from published import ARCHITECTURES, shapes, shown, write  # noqa: F401
 
 from kvtrunk import testing
-from kvtrunk.vllm import _groups, _plan, _pool, _refuse
+from kvtrunk.engine._refusals import Refused
+from kvtrunk.vllm import _groups, _plan, _pool, _refusals
 
 STATE, INDEX = "keep a state", "index of sparse"
 SWITCH = "--disable-hybrid-kv-cache-manager"
@@ -69,12 +70,12 @@ def test_a_published_model(name, shapes, configured):  # noqa: F811
     answer, fields = shapes[name]
     config = configured(name, fields)
     if says:
-        with pytest.raises(_refuse.Refused, match=says):
-            _refuse.check_config(config)
+        with pytest.raises(Refused, match=says):
+            _refusals.check_config(config)
             _groups.check_kinds(_plan.plan(config).groups)
         config.scheduler_config.disable_hybrid_kv_cache_manager = True
     if says in ("", SWITCH):
-        _refuse.check_config(config)
+        _refusals.check_config(config)
         made = _plan.plan(config)
         _groups.check_kinds(made.groups)
         assert (made.page_size, made.n_layers, [*_groups.sides(made.groups)]) == SIDES.get(
@@ -113,7 +114,7 @@ def test_mla_and_its_states_lie_in_the_pool(control, shapes, configured):  # noq
         if control:
             first, second, *_ = groups[0]
             groups[0][first], groups[0][second] = groups[0][second], groups[0][first]
-            with pytest.raises(_refuse.Refused, match="do not lie in the pool"):
+            with pytest.raises(Refused, match="do not lie in the pool"):
                 pool.prove(main, "LBHNC", "FLASHMLA", True, None, groups, states)
         else:
             pool.prove(main, "LBHNC", "FLASHMLA", True, None, groups, states)
@@ -126,7 +127,7 @@ def test_a_model_that_vllm_does_not_start_is_refused_in_a_sentence(shapes, tmp_p
 
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     folder = write(tmp_path, "Kimi Linear 48B", shapes["Kimi Linear 48B"][1])
-    with pytest.raises(_refuse.Refused, match="does not start this model here: .*prefix-caching"):
+    with pytest.raises(Refused, match="does not start this model here: .*prefix-caching"):
         _plan.planned(str(folder), 1, "bfloat16")
 
 

@@ -6,7 +6,7 @@ import types
 import pytest
 from proving import test_engines_of_this_machine_are_proved  # noqa: F401
 
-from kvtrunk.vllm._refuse import Refused
+from kvtrunk.engine._refusals import Refused
 
 
 def config(ranks=1, eager=False):

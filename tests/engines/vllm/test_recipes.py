@@ -9,8 +9,9 @@ import shlex
 import pytest
 from published import shapes, write  # noqa: F401
 
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.vllm import __main__ as ours
-from kvtrunk.vllm import _groups, _plan, _refuse
+from kvtrunk.vllm import _groups, _plan, _refusals
 
 MTP = "--speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
 TOOLS = "--enable-auto-tool-choice --tool-call-parser"
@@ -107,7 +108,7 @@ def resolved(tmp_path_factory):
 
 
 def judge(config):
-    _refuse.check_config(config)
+    _refusals.check_config(config)
     _groups.check_kinds(_plan.plan(config).groups)
 
 
@@ -120,5 +121,5 @@ def test_a_line_of_the_recipes(page, line, shape, refused, shapes, resolved):  #
     if refused is None:
         judge(config)
         return
-    with pytest.raises(_refuse.Refused, match=refused):
+    with pytest.raises(Refused, match=refused):
         judge(config)

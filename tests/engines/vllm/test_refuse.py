@@ -25,11 +25,12 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentio
 
 from kvtrunk import testing
 from kvtrunk.engine import _calls
+from kvtrunk.engine._refusals import Refused
 from kvtrunk.vllm import compat
 from kvtrunk.vllm import __main__ as commands
 from kvtrunk.vllm import _groups as groups
-from kvtrunk.vllm import _refuse as rules
-from kvtrunk.vllm import _watch
+from kvtrunk.vllm import _refusals as rules
+from kvtrunk.vllm import _updates
 from kvtrunk.vllm._engine import Engine as SchedulersEngine
 from kvtrunk.vllm._engine import socket
 
@@ -111,7 +112,7 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices or "")
     made = changed(config, "kv_transfer_config.kv_connector_extra_config",
                    {"socket": "/run/gpu{device}.sock"})
-    with pytest.raises(rules.Refused, match="an engine on the CPU has no device"):
+    with pytest.raises(Refused, match="an engine on the CPU has no device"):
         socket(made)
     made = changed(made, "device_config.device_type", "cuda")
     for name, value in parallel.items():
@@ -119,7 +120,7 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
     if says.startswith("gpu"):
         assert socket(made) == f"/run/{says}.sock"
     else:
-        with pytest.raises(rules.Refused, match=says):
+        with pytest.raises(Refused, match=says):
             socket(made)
 
 
@@ -129,14 +130,14 @@ def test_a_socket_names_the_first_device_of_a_rank(config, monkeypatch, parallel
     ({"on_loss": "stay"}, "on_loss is 'stay': give \"end\", or \"wait\"")])
 def test_options_of_the_connector_are_known(config, given, says):
     made = changed(config, "kv_transfer_config.kv_connector_extra_config", given)
-    with pytest.raises(rules.Refused, match=re.escape(says)):
+    with pytest.raises(Refused, match=re.escape(says)):
         SchedulersEngine(made)
 
 
 @pytest.mark.parametrize("which", ["socket", "store"])
 def test_a_socket_that_is_no_text_is_refused(config, which):
     made = changed(config, "kv_transfer_config.kv_connector_extra_config", {which: 7})
-    with pytest.raises(rules.Refused, match=f"the option {which} is 7: give a text"):
+    with pytest.raises(Refused, match=f"the option {which} is 7: give a text"):
         socket(made, which)
 
 
@@ -169,14 +170,14 @@ def test_draft_layers_of_the_model_s_shape_pass(config):
     ({"use_gemma4_mtp": lambda: True}, "read the model's KV"),
     ({"parallel_drafting": True}, '"parallel_drafting"')])
 def test_other_draft_layers_are_refused(config, more, says):
-    with pytest.raises(rules.Refused, match=says):
+    with pytest.raises(Refused, match=says):
         rules.check_config(drafts(config, **more))
 
 
 def test_drafts_that_nothing_waits_for_are_refused_on_devices(config):
     made = changed(drafts(config, disable_padded_drafter_batch=True),
                    "device_config.device_type", "cuda")
-    with pytest.raises(rules.Refused, match='"disable_padded_drafter_batch"'):
+    with pytest.raises(Refused, match='"disable_padded_drafter_batch"'):
         rules.check_config(made)
 
 
@@ -190,7 +191,7 @@ def test_a_model_s_own_draft_layer_has_its_shape(tmp_path):
                       speculative_config={"method": "mtp", "num_speculative_tokens": 2},
                       ).create_engine_config()
     assert made.model_config.use_mla
-    with pytest.raises(rules.Refused, match="MLA models on CPUs"):  # not for its drafts
+    with pytest.raises(Refused, match="MLA models on CPUs"):  # not for its drafts
         rules.check_config(made)
 
 
@@ -212,7 +213,7 @@ def test_flags_count_draft_layers(tmp_path):
     f"{path.split('.')[-1]}={value if isinstance(value, (str, int)) else 'set'}"
     for path, value, _ in REFUSED])
 def test_refused(config, path, value, says):
-    with pytest.raises(rules.Refused) as refused:
+    with pytest.raises(Refused) as refused:
         rules.check_config(changed(config, path, value))
     assert says in str(refused.value) and str(refused.value).count("\n") == 0
 
@@ -222,12 +223,12 @@ def test_an_engine_with_another_connector_beside_is_refused_when_it_makes_its_ex
     """Also with one that only reads: MultiConnector asks none of them alone."""
     from vllm.v1.executor.abstract import Executor
 
-    _watch.install()
+    _updates.install()
     both = {"connectors": [{"kv_connector": name, "kv_role": "kv_both"} for name in (
         rules.NAME, other)]}
     made = changed(changed(config, "kv_transfer_config.kv_connector", "MultiConnector"),
                    "kv_transfer_config.kv_connector_extra_config", both)
-    with pytest.raises(rules.Refused, match="KvtrunkConnector alone .*without MultiConnector"):
+    with pytest.raises(Refused, match="KvtrunkConnector alone .*without MultiConnector"):
         Executor.__init__(object(), made)
 
 
@@ -240,7 +241,7 @@ def test_an_engine_with_another_connector_beside_is_refused_when_it_makes_its_ex
 def test_refused_models(config, kind, value, says):
     """Also if vLLM has turned prefix caching off for them: that is no flag of their user's."""
     made = of_model(changed(config, "cache_config.enable_prefix_caching", False), kind, value)
-    with pytest.raises(rules.Refused, match=says):
+    with pytest.raises(Refused, match=says):
         rules.check_config(made)
 
 
@@ -249,7 +250,7 @@ def test_states_are_those_of_mamba_2_gated_delta_nets_and_kda(config, field):
     made = of_model(config, "is_hybrid", True)
     rules.check_config(made)
     made.model_config.hf_text_config = types.SimpleNamespace(**{field: 4})
-    with pytest.raises(rules.Refused, match="only Mamba-2, gated delta nets and KDA"):
+    with pytest.raises(Refused, match="only Mamba-2, gated delta nets and KDA"):
         rules.check_config(made)
 
 
@@ -258,7 +259,7 @@ def test_mla_without_prefix_caching_names_the_cause(config):
     rules.check_config(made)
     made = changed(made, "cache_config.enable_prefix_caching", False)
     for device, says in (("cpu", "MLA models on CPUs"), ("cuda", "--no-enable-prefix-caching")):
-        with pytest.raises(rules.Refused, match=says):
+        with pytest.raises(Refused, match=says):
             rules.check_config(changed(made, "device_config.device_type", device))
 
 
@@ -268,7 +269,7 @@ def test_images_in_shared_memory_are_refused(config):
     assert made.model_config.is_multimodal_model
     rules.check_config(made)
     images.mm_processor_cache_type = "shm"
-    with pytest.raises(rules.Refused, match="--mm-processor-cache-type"):
+    with pytest.raises(Refused, match="--mm-processor-cache-type"):
         rules.check_config(made)
 
 
@@ -282,7 +283,7 @@ def test_images_in_shared_memory_are_refused(config):
 def test_pages_that_do_not_fit(config, pages, says):
     info = {"page_size": PAGE, "n_pages": 256, "max_private_pages": 255, "n_slabs": 1,
             "max_leases": 0, **pages}
-    with pytest.raises(rules.Refused, match=says):
+    with pytest.raises(Refused, match=says):
         rules.check_pages(config, types.SimpleNamespace(**info))
 
 
@@ -324,7 +325,7 @@ def test_groups_are_side_pages_of_the_one_that_keeps_all(specs, sides):
     groups.check_groups(planned(*specs), info)
     info.side_pages = (*sides, 7)
     line = f"'sides = {','.join(map(str, sides))}'" if sides else "no 'sides'"
-    with pytest.raises(rules.Refused, match=line):
+    with pytest.raises(Refused, match=line):
         groups.check_groups(planned(*specs), info)
 
 
@@ -354,17 +355,17 @@ def test_values_by_group_are_those_of_the_main_group_and_of_kinds(main):
      "longer than pages can be")])
 def test_other_groups_are_refused(specs, says):
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=())
-    with pytest.raises(rules.Refused, match=says):
+    with pytest.raises(Refused, match=says):
         groups.check_groups(planned(*specs), info)
 
 
 def test_a_plan_is_the_daemon_s():
     info = types.SimpleNamespace(page_size=PAGE, n_pages=256, side_pages=(4,))
-    with pytest.raises(rules.Refused, match="255 blocks"):
+    with pytest.raises(Refused, match="255 blocks"):
         groups.check_groups(planned(FULL, WINDOW, n_blocks=255), info)
-    with pytest.raises(rules.Refused, match="--speculative-config"):
+    with pytest.raises(Refused, match="--speculative-config"):
         groups.check_groups(planned(FULL, WINDOW), info, drafts=True)
-    with pytest.raises(rules.Refused, match="'page_size = 16' and no 'sides'"):
+    with pytest.raises(Refused, match="'page_size = 16' and no 'sides'"):
         groups.check_groups(planned(SHORT), info)
 
 
@@ -439,7 +440,7 @@ def test_a_daemon_for_sglang_is_refused():
     from kvtrunk import Geometry
     from kvtrunk.vllm import _pool
 
-    with pytest.raises(rules.Refused, match="keeps K and V apart"):
+    with pytest.raises(Refused, match="keeps K and V apart"):
         _pool.wanted_layout(Geometry(2, 2, 64, "fp32", "nhd", "layer"))
 
 
@@ -459,7 +460,7 @@ def test_pages_of_bytes_alone_are_refused_unless_they_are_whole():
                 if says is None:
                     pool.prove(tensors, layout, "FLASH_ATTN")
                     continue
-                with pytest.raises(rules.Refused, match=says):
+                with pytest.raises(Refused, match=says):
                     pool.prove(tensors, layout, "CPU_ATTN")
             del pool, memory, layers, tensors
 
@@ -488,7 +489,7 @@ def test_others_may_write_to_page_0_meanwhile(monkeypatch, pages, busy):
         if busy:
             pool.prove(tensors, "BLHNC", "CPU_ATTN" if client.info.geometry else "FLASH_ATTN")
         else:
-            with pytest.raises(rules.Refused, match="page 0"):
+            with pytest.raises(Refused, match="page 0"):
                 pool.prove(tensors, "BLHNC", "CPU_ATTN" if client.info.geometry else "FLASH_ATTN")
         del scratch, pool, layers, tensors
 
@@ -593,7 +594,7 @@ def test_a_model_whose_states_vllm_cannot_measure_is_refused(tmp_path):
         "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64,
         "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_heads": 128, "mamba_n_groups": 1,
         "max_position_embeddings": 4096, "vocab_size": 128256, "torch_dtype": "bfloat16"}))
-    with pytest.raises(rules.Refused, match="runs BambaForCausalLM as TransformersForCausalLM, which"):
+    with pytest.raises(Refused, match="runs BambaForCausalLM as TransformersForCausalLM, which"):
         planned(str(tmp_path), 1, "bfloat16")
 
 

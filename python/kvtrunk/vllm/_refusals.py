@@ -2,8 +2,9 @@
 """What the adapter refuses, each in one sentence with what to do."""
 from __future__ import annotations
 
-from typing import Any, Callable, NoReturn
+from typing import Any
 
+from ..engine._refusals import Rule, check_rules, refuse
 from ._drafts import METHODS, in_pages
 
 NAME = "KvtrunkConnector"
@@ -16,15 +17,6 @@ _OTHER_STATES = ("mamba_dt_rank", "conv_L_cache", "attn_type_list")
 """Fields of models with states of Mamba-1, convolutions, and linear attention."""
 DRAFTS = ("ngram", "suffix", *METHODS)
 """Supported methods of speculative decoding."""
-
-
-class Refused(ValueError):
-    """This engine cannot use kvtrunk as it was started."""
-
-
-def refuse(why: str) -> NoReturn:
-    """End the start of the engine."""
-    raise Refused(f"kvtrunk: {why}")
 
 
 def _other_connector(config: Any) -> bool:
@@ -79,8 +71,6 @@ def _several_modules(config: Any) -> bool:
 def _reads_the_models_kv(config: Any) -> bool:
     return in_pages(config) and bool(config.speculative_config.use_gemma4_mtp())
 
-
-Rule = tuple[Callable[[Any], Any], str]
 
 MODELS: tuple[Rule, ...] = (
     (lambda c: c.model_config.runner_type != "generate",
@@ -166,13 +156,6 @@ OPTIONS: tuple[Rule, ...] = (
      "images in a cache that only workers read cannot be told apart: remove "
      "--mm-processor-cache-type, or set it to lru"),
 )
-
-
-def check_rules(rules: tuple[Rule, ...], config: Any) -> None:
-    """Refused: by one of the rules."""
-    for applies, why in rules:
-        if applies(config):
-            refuse(why)
 
 
 def check_config(config: Any) -> None:

@@ -17,10 +17,11 @@ import torch
 from vllm.logger import init_logger
 
 from ..engine._name import Name
+from ..engine._refusals import refuse
 from ..engine._weights import Weights, model_folder, tensor_shapes
 from ._drafts import identity, in_pages, model_of
-from ._loading import unknown
-from ._refuse import ALONE, NAME, refuse
+from ._identity import unknown
+from ._refusals import ALONE, NAME
 from .compat import ADAPTERS, HARMLESS
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only

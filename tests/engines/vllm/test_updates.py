@@ -16,8 +16,8 @@ from vllm.model_executor import model_loader as loaders
 from vllm.model_executor.model_loader import DefaultModelLoader, LoadFormats
 
 from kvtrunk.engine._name import Name
-from kvtrunk.vllm import _watch, compat
-from kvtrunk.vllm._watch import Watch, _adapters, _built
+from kvtrunk.vllm import _updates, compat
+from kvtrunk.vllm._updates import Watch, _adapters, _built
 
 
 class Executor:
@@ -214,7 +214,7 @@ def test_engines_share_by_the_files_that_they_load(engine, load_format, monkeypa
 
 def test_an_engine_that_is_alone_says_why(engine, monkeypatch):
     said = []
-    monkeypatch.setattr(_watch.logger, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(_updates.logger, "warning", lambda text, *values: said.append(text % values))
     engine("ipc_cache")
     engine("dummy")
     assert said == [
