@@ -84,6 +84,8 @@ TEST(refuses_what_is_of_another_build_model_or_boot)
 		{ offsetof(struct kvt_ledger_header, boot_id), true, "boot id" },
 		{ offsetof(struct kvt_ledger_header, max_sessions), true, "max_sessions" },
 		{ offsetof(struct kvt_ledger_header, n_leases), true, "total_leases" },
+		{ offsetof(struct kvt_ledger_header, n_pending), true,
+		  "pending records was 9 and is configured as 8" },
 		{ offsetof(struct kvt_ledger_header, sections), true, "sections" },
 	};
 	struct world *w = busy_world();
