@@ -95,6 +95,10 @@ def test_a_lease_grows_until_the_pool_is_full(engines):
     assert not a.leases.room(first, PAGE * PAGES)
     assert len(b.begin("two", 200, seed=2).pages) >= 13
     assert a.sum() == b.sum() == PAGES - 1
+    a.leases.give(first, PAGE * len(first.pages))
+    assert a.leases.rows == len(first.pages) and a.sum() == PAGES - 1
+    with pytest.raises(RuntimeError, match="a defect of kvtrunk.sglang"):
+        a.leases.give(first, PAGE * len(first.pages) + 1)
 
 
 def test_the_parts_of_the_pool_always_add_up(engines):
