@@ -201,7 +201,10 @@ class Engine:
         return True
 
     def _space(self, request):
-        return self.spaces.find((self.name.value(self.ring.client), request.salt))._id
+        """The number of its namespace. Stalled: the daemon does not answer."""
+        client = self.ring.client
+        value = self.ring.within(PATIENCE_S, lambda: self.name.value(client))
+        return self.spaces.find((value, request.salt))._id
 
     def _advance(self, request):
         """Compute a chunk, or the next token."""

@@ -34,12 +34,12 @@ def folder():
 
 
 OPTIONS = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 16, "kv_type": "fp32", "page_size": PAGE,
-           "n_pages": PAGES}
+           "n_pages": PAGES, "coalesce_threshold": 0, "coalesce_patience_ms": 30000}
+"""Of a daemon. Requests wait also for the last chunk of a prompt."""
 
 
 @pytest.fixture(scope="module")
 def daemon():
-    """With a supervisor: killed, it continues. Requests wait also for the last chunk of a prompt."""
-    with testing.daemon(supervise=True, coalesce_threshold=0, coalesce_patience_ms=30000,
-                        **OPTIONS) as made:
+    """With a supervisor: killed, it continues."""
+    with testing.daemon(supervise=True, **OPTIONS) as made:
         yield made

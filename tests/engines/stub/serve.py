@@ -6,6 +6,7 @@ model alone, on pages of its own.
 """
 import os
 import pathlib
+import signal
 import sys
 import types
 
@@ -65,6 +66,23 @@ def cancelled(engine, prompts, max_tokens, steps):
     return answers(requests[1::2], max_tokens)
 
 
+def cancelled_late(engine, prompt):
+    """Cancel a request whose BEGIN a stopped daemon has not answered. Returns its ticket."""
+    request = batching.Request(prompt, 1)
+    engine.add(request)
+    pid = engine.ring.client.info.daemon_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        engine.step()
+        ticket = request.ticket
+        engine.cancel(request)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    while engine.ring.owes:
+        engine.step()
+    return ticket
+
+
 def forget(engine):
     engine.forget()
     return True
@@ -80,4 +98,5 @@ def error(engine, prompt, max_tokens):
 
 if __name__ == "__main__":
     serve(lambda *_: batching.Engine() if "KVTRUNK_SOCKET" in os.environ else Alone(),
-          {"generate": generate, "cancelled": cancelled, "forget": forget, "error": error})
+          {"generate": generate, "cancelled": cancelled,
+           "cancelled late": cancelled_late, "forget": forget, "error": error})

@@ -65,6 +65,13 @@ def test_cancelled_requests_leave_nothing_and_change_no_answer(daemon, engines, 
         answer["tokens"] for answer in expected]
 
 
+def test_a_request_that_is_cancelled_before_its_lease_comes_gives_it_back(daemon, engines):
+    engines[1].generate(prompt(next(SEEDS)))  # its namespace is open
+    engines[1].ask(do="cancelled late", prompt=prompt(next(SEEDS)))
+    assert engines[1].answer() > 0
+    expect_nothing_held(daemon)
+
+
 def test_a_request_waits_while_the_daemon_is_stopped(daemon, engines):
     private, a, _ = engines
     text = prompt(next(SEEDS), 100)
@@ -99,8 +106,9 @@ test_a_new_epoch_closes_the_namespaces_before_it = \
 
 
 def test_after_a_new_daemon_requests_are_computed_again(engines, start):
-    """Nothing continues the sessions of one that is killed."""
+    """Nothing continues the sessions of one that is killed. The last two wait for the first two."""
     texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    texts += texts[:2]
     expected = [answer["tokens"] for answer in engines[0].generate(*texts, max_tokens=40)]
     with testing.daemon(**OPTIONS) as lone:
         engine = start(lone)
