@@ -23,8 +23,9 @@ class Model:
 
     def __init__(self, client, vocabulary=256):
         random = np.random.default_rng(SEED)
-        self.embedding = random.normal(size=(vocabulary, WIDTH))
-        self.weights = random.normal(0, WIDTH**-0.5, (LAYERS, 4, WIDTH, WIDTH))
+        self.embedding, self.head = random.normal(size=(2, vocabulary, WIDTH))
+        # Large enough that an answer depends on all pages: a wrong one gives another text.
+        self.weights = random.normal(0, 2 * WIDTH**-0.5, (LAYERS, 4, WIDTH, WIDTH))
         self.page_size = client.info.page_size
         # [page, head, position in the page, dim]: the daemon's memory itself.
         self.pool = [(np.asarray(layer.k), np.asarray(layer.v)) for layer in client.pool.layers()]
@@ -47,7 +48,7 @@ class Model:
             share /= share.sum(-1, keepdims=True)
             x = x + np.einsum("hqk,khd->qhd", share, v_pool[page, :, slot]).reshape(-1, WIDTH) @ w_o
             x /= np.sqrt((x * x).mean(-1, keepdims=True))
-        return x[-1] @ self.embedding.T
+        return x[-1] @ self.head.T
 
 
 def generate(model, namespace, prompt, n):

@@ -3,10 +3,12 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 import sharing
 from conftest import OPTIONS, PAGE, PAGES
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
+from faults import stored_by
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
                      test_one_prompt_twice_in_one_engine_is_computed_once, whole)
@@ -17,6 +19,22 @@ from kvtrunk import testing
 def engines(daemon, start):
     """One without kvtrunk, and two that share the daemon's pool."""
     return started(start(), start(daemon), start(daemon))
+
+
+def test_a_wrong_page_gives_another_text(daemon, engines):
+    """So the other tests see one."""
+    private, a, b = engines
+    text = prompt(next(SEEDS))
+    pages = stored_by(daemon, a, text)
+    with daemon.connect() as other:
+        for layer in other.pool.layers():
+            for part in (layer.k, layer.v):
+                values = np.asarray(part)
+                values[pages[4]] = values[pages[7]]
+        del values, part, layer
+    answer = b.generate(text)[0]
+    assert answer["cached"] == whole(text)
+    assert answer["tokens"] != private.generate(text)[0]["tokens"]
 
 
 def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
