@@ -91,6 +91,7 @@ def test_no_room_is_none_and_not_held_back(engines):
 def test_a_lease_grows_until_the_pool_is_full(engines):
     a, b = engines
     first = a.begin("one", 40)
+    assert a.leases.spare == len(first.pages)
     assert a.leases.room(first, 500) and len(first.pages) >= 32
     assert not a.leases.room(first, PAGE * PAGES)
     assert len(b.begin("two", 200, seed=2).pages) >= 13
@@ -99,6 +100,14 @@ def test_a_lease_grows_until_the_pool_is_full(engines):
     assert a.leases.rows == len(first.pages) and a.sum() == PAGES - 1
     with pytest.raises(RuntimeError, match="a defect of kvtrunk.sglang"):
         a.leases.give(first, PAGE * len(first.pages) + 1)
+
+
+def test_a_later_request_says_that_a_commit_was_refused(engines, caplog):
+    leases = engines[0].leases
+    leases.commit(engines[0].begin("one", 40), PAGE * PAGES, NONE, last=False)
+    for name in ("two", "three"):  # the answer comes before that of "two"
+        engines[0].begin(name, 40, seed=2)
+    assert caplog.text.count("commit: EINVAL: positions beyond the page table") == 1
 
 
 def test_the_parts_of_the_pool_always_add_up(engines):
@@ -588,6 +597,16 @@ def test_a_session_without_an_answer_for_long_is_lost(stopped, caplog):
     a.leases.is_held_back("two")
     assert a.leases.lost and "the daemon is gone: " in caplog.text
     assert a.begin("three", 50, seed=3) is None
+
+
+def test_a_call_waits_until_its_session_counts_as_lost(engines, monkeypatch):
+    a, _ = engines
+    asked = []
+    monkeypatch.setattr(a.client, "set_timeout", asked.append)
+    a.leases._ring(a.client)
+    monkeypatch.setattr(a.leases, "_n_ranks", 2)  # none may go on alone
+    a.leases._ring(a.client)
+    assert asked == [LOST_S, None]
 
 
 def test_prompts_below_the_minimum_are_neither_read_nor_published(monkeypatch, engines):
