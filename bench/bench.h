@@ -21,6 +21,7 @@
 
 #include "daemon/core/core.h"
 #include "kvtrunk.h"
+#include "kvtrunk_wire_operations.h"
 #include "lab/daemon.h"
 #include "lab/trace/trace.h"
 #include "shm/clock.h"

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/core/view.h"
 #include "libclient/answer.h"
 #include "shm/atomic.h"
 #include "shm/map.h"

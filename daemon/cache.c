@@ -17,10 +17,13 @@
 
 #include <bsd/string.h>
 
+#include "daemon/core/ledger.h"
+#include "daemon/log/operations.h"
 #include "daemon/prepare.h"
 #include "daemon/serve/adopt.h"
 #include "daemon/serve/turn.h"
 #include "daemon/setup/memory.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 #include "shm/limit.h"
 #include "shm/map.h"

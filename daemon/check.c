@@ -12,6 +12,7 @@
 #include "daemon/serve/host.h"
 #include "daemon/serve/socket.h"
 #include "daemon/setup/memory.h"
+#include "daemon/setup/pool_backend.h"
 
 static int check_pool(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 {

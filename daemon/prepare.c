@@ -9,8 +9,10 @@
 
 #include <bsd/string.h>
 
+#include "daemon/log/operations.h"
 #include "daemon/serve/host.h"
 #include "daemon/serve/options.h"
+#include "daemon/serve/peer.h"
 #include "daemon/serve/plan.h"
 #include "daemon/setup/memory.h"
 

@@ -30,17 +30,20 @@
 #include <bsd/string.h>
 
 #include "daemon/cache.h"
+#include "daemon/core/core.h"
 #include "daemon/prepare.h"
 #include "daemon/serve/accept.h"
 #include "daemon/serve/adopt.h"
 #include "daemon/serve/clock.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/host.h"
+#include "daemon/serve/member.h"
 #include "daemon/serve/options.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/socket.h"
 #include "daemon/serve/stored.h"
 #include "daemon/serve/turn.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/clock.h"
 #include "shm/geometry.h"
 

@@ -51,9 +51,6 @@ struct kvt_message_admin {
 	/* records follow */
 };
 
-#define KVT_HISTOGRAM_BUCKETS 24
-#define KVT_HISTOGRAM_SHIFT 6 /* powers of two of 64 ns: 64 ns .. 0.5 s */
-
 struct kvt_admin_status {
 	struct kvt_counters counters;
 	uint64_t epoch;

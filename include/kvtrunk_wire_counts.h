@@ -4,7 +4,7 @@
 
 /**
  * @file kvtrunk_wire_counts.h
- * Counters of the daemon beside struct kvt_counters: refusals by reason, starts by kind.
+ * Counters of the daemon beside struct kvt_counters: refusals by reason, starts by kind, times.
  */
 
 #include <stdint.h>
@@ -75,5 +75,9 @@ struct kvt_starts {
 	uint64_t adopted; /* the cache was kept */
 	uint64_t cold[KVT_COLD_COUNT];
 };
+
+/* Histograms of times: */
+#define KVT_HISTOGRAM_BUCKETS 24
+#define KVT_HISTOGRAM_SHIFT 6 /* powers of two of 64 ns: 64 ns .. 0.5 s */
 
 #endif

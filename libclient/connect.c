@@ -6,7 +6,6 @@
  */
 
 #include "kvtrunk_keys.h"
-#include "kvtrunk_wire.h"
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"
@@ -26,6 +25,7 @@
 
 #include "shm/clock.h"
 #include "shm/geometry.h"
+#include "shm/layout.h"
 
 #define DEFAULT_SQ_ENTRIES 64u
 #define DEFAULT_KEYS_COUNT (1u << 20)
@@ -61,7 +61,7 @@ static int fill_hello(struct kvt_message_hello *hello, const struct kvt_options 
 		.cookie = 1,
 	};
 	hello->flags = options->flags;
-	hello->layout = kvt_abi_layout();
+	hello->layout = kvt_layout();
 	hello->page_size = options->page_size;
 	hello->n_pages = options->n_pages;
 	hello->page_bytes = options->page_bytes;

@@ -5,7 +5,6 @@
  * private copy of the header that passed every check.
  */
 
-#include "kvtrunk_wire.h"
 #include "shm/arena.h"
 
 #include <errno.h>
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "shm/atomic.h"
+#include "shm/layout.h"
 #include "shm/map.h"
 
 #define NODES_MAX (1u << 30) /* far above any pool; keeps products of counts in 64 bits */
@@ -76,7 +76,7 @@ enum kvt_attach_state kvt_arena_check(const struct kvt_arena_header *header,
 		return KVT_ATTACH_CORRUPT;
 	if (header->abi != KVT_ABI)
 		return KVT_ATTACH_WRONG_VERSION;
-	if (header->layout != kvt_abi_layout() || header->header_bytes != sizeof(*header))
+	if (header->layout != kvt_layout() || header->header_bytes != sizeof(*header))
 		return KVT_ATTACH_WRONG_LAYOUT;
 	if (header->state == KVT_ARENA_STARTING)
 		return KVT_ATTACH_STARTING;

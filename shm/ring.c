@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kvtrunk_wire.h"
 #include "shm/ring.h"
 
 #include <errno.h>
 #include <stddef.h>
 
 #include "shm/assert.h"
+#include "shm/layout.h"
 
 #define AREA_COUNT_MAX (1ull << 31) /* entries name places in 32 bits */
 
@@ -50,7 +50,7 @@ void kvt_segment_format(void *base, const struct kvt_segment_layout *layout, uin
 	KVT_ASSERT(layout->bytes > layout->fences_offset); /* kvt_segment_plan() */
 	header->abi = KVT_ABI;
 	header->header_bytes = sizeof(*header);
-	header->layout = kvt_abi_layout();
+	header->layout = kvt_layout();
 	header->object_bytes = layout->bytes;
 	header->sq_entries = layout->sq_entries;
 	header->cq_entries = layout->cq_entries;
@@ -74,7 +74,7 @@ int kvt_segment_check(const void *base, uint64_t object_bytes, uint64_t areas_by
 	if (object_bytes < sizeof(*header))
 		return -EINVAL;
 	if (header->magic != KVT_SEGMENT_MAGIC || header->abi != KVT_ABI ||
-	    header->layout != kvt_abi_layout() || header->header_bytes != sizeof(*header))
+	    header->layout != kvt_layout() || header->header_bytes != sizeof(*header))
 		return -EPROTO;
 	if (kvt_segment_plan(layout, header->sq_entries, header->cq_entries, header->keys_count,
 			     header->list_count) != 0)

@@ -6,7 +6,6 @@
  * Inputs: the attack_run of scene.c. Invariant: an error tells an attacker to try something else,
  * and never ends the program. Callers: the attacks.
  */
-#include "kvtrunk_wire.h"
 #include "bench/attacks/attack.h"
 
 #include <errno.h>
@@ -22,7 +21,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_admin.h"
 #include "shm/atomic.h"
+#include "shm/layout.h"
 
 void attack_ready(struct attack_run *run)
 {
@@ -96,7 +97,7 @@ void attack_say_hello(int fd, uint32_t flags)
 		.head = { .magic = KVT_MESSAGE_MAGIC, .type = KVT_MSG_HELLO,
 			  .version = KVT_ABI, .bytes = sizeof(hello), .cookie = 5 },
 		.flags = flags,
-		.layout = kvt_abi_layout(),
+		.layout = kvt_layout(),
 		.sq_entries = 8,
 		.cq_entries = 16,
 		.keys_count = 1024,

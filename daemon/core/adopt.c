@@ -11,13 +11,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk_wire.h"
+#include "daemon/core/core.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/plan.h"
 #include "daemon/core/recover.h"
 #include "daemon/core/running.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
+#include "shm/layout.h"
+
+struct kvt_core_adoption;
 
 static int __attribute__((format(printf, 3, 4))) stale(char *why, size_t why_size,
 						       const char *format, ...)
@@ -70,7 +73,7 @@ struct kvt_starts kvt_core_starts_of(const void *arena_memory, uint64_t arena_by
 
 	if (arena_bytes < sizeof(*arena) || ledger_bytes < sizeof(*ledger) ||
 	    arena->magic != KVT_ARENA_MAGIC || ledger->magic != KVT_LEDGER_MAGIC ||
-	    arena->layout != kvt_abi_layout() || ledger->layout != kvt_ledger_layout())
+	    arena->layout != kvt_layout() || ledger->layout != kvt_ledger_layout())
 		return starts;
 	starts = ledger->starts;
 	starts.adopted += arena->generation - 1;

@@ -15,6 +15,7 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 
 /** True if a pair brings a page. The others drop what is in their place, or let it go. */
 static bool brings(uint32_t page)

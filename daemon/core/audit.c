@@ -21,13 +21,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk_wire_control.h"
 #include "daemon/core/audit.h"
+#include "daemon/core/core.h"
 #include "daemon/core/order.h"
+#include "daemon/core/records.h"
 #include "daemon/core/recover.h"
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
+#include "kvtrunk_wire_control.h"
 
 struct audit {
 	const struct kvt_core *core, *shadow;

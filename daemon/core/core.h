@@ -15,43 +15,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "config.h"
+#include "daemon/core/config.h"
+#include "daemon/core/hooks.h"
 #include "kvtrunk_wire_counts.h"
-#include "record.h"
 
 struct kvt_core; /* lives at the start of the scratch memory */
+struct kvt_core_view; /* view.h */
+struct kvt_arena_header;
+struct kvt_counters;
 struct kvt_ledger_header; /* the ledger's records: ledger.h */
 struct kvt_session_record;
 struct kvt_member_record;
+struct kvt_sqe;
+struct kvt_fence_word;
 struct kvt_admin_namespace;
 struct kvt_admin_page;
 struct kvt_admin_status;
-
-/** Called when a deferred operation takes effect. `cqe->user_data` is the request's. */
-typedef void kvt_core_complete_fn(void *context, uint32_t session, const struct kvt_cqe *cqe);
-/** Called after every effect, in order of seq. The record is valid during the call only. */
-typedef void kvt_core_record_fn(void *context, const struct kvt_record *record);
-
-/** What an effect changed in what is cached, for the feed. */
-struct kvt_change {
-	uint64_t seq;
-	const uint32_t *in;  /* pages that became cached, in order: of a node those of its path */
-	const uint32_t *out; /* then, pages that stopped being so, some of `in` among them */
-	const uint32_t *lasting; /* cached pages whose time to live was lifted */
-	uint32_t n_in, n_out, n_lasting;
-	uint32_t cut;          /* top of a subtree that was detached; KVT_NONE: none */
-	uint32_t namespace_id; /* a session opened it; 0: none */
-	uint32_t n_used;       /* pages that a BEGIN reuses, */
-	uint32_t used;         /* and the last one of them */
-};
-/** Called at the end of every effect, inside its mutation: before any answer. */
-typedef void kvt_core_change_fn(void *context, const struct kvt_change *change);
-
-struct kvt_core_hooks {
-	kvt_core_complete_fn *complete;
-	kvt_core_record_fn *record; /* NULL: no log */
-	void *context;
-};
 
 /** Build an empty core in zeroed memory of at least the planned sizes, aligned to KVT_LINE.
  * Leaves the arena in state STARTING: kvt_core_publish() makes it READY. */
@@ -122,16 +101,6 @@ void kvt_core_leave(struct kvt_core *core);
 /** Refuse from now on (or no more) what would begin a lease: -ESHUTDOWN, reason draining. Such
  * refusals are effects like all others. Not remembered for a successor. */
 void kvt_core_drain(struct kvt_core *core, bool draining, uint64_t now_ns);
-
-/** The client's memory, as the core may touch it: read once, through shm/. Sizes are the daemon's
- * own copy. Must stay valid until the session is DEAD. */
-struct kvt_core_view {
-	const uint32_t *keys;
-	uint64_t keys_count;
-	uint32_t *list;
-	uint64_t list_count;
-	const struct kvt_fence_word *fences;
-};
 
 struct kvt_core_peer {
 	int32_t pid;
@@ -272,13 +241,6 @@ const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);
 const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core);
 
 /** Work of the last operation, for tests of the O(1) claims and statistics. */
-struct kvt_core_effort {
-	uint32_t nodes_touched;
-	uint32_t keys_compared;
-	uint32_t keys_copied;
-	uint32_t pages_moved;
-	uint32_t path_nodes; /* nodes on the matched path */
-};
 const struct kvt_core_effort *kvt_core_effort(const struct kvt_core *core);
 
 /** Display: fill one record; false if there is none at this index. */

@@ -4,11 +4,14 @@
 
 #include <string.h>
 
-#include "kvtrunk_wire_admin.h"
+#include "daemon/core/core.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
+#include "kvtrunk_wire_admin.h"
 
 const struct kvt_counters *kvt_core_counters(const struct kvt_core *core)
 {

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "daemon/core/core.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"

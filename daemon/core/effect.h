@@ -16,6 +16,7 @@
  * way.
  */
 
+#include "daemon/core/ledger.h"
 #include "daemon/core/state.h"
 #include "daemon/core/undo.h"
 

@@ -9,9 +9,10 @@
 
 #include <errno.h>
 
-#include "kvtrunk_wire_control.h"
 #include "daemon/core/entry.h"
+#include "daemon/core/records.h"
 #include "daemon/core/state.h"
+#include "kvtrunk_wire_control.h"
 
 int kvt_refuse(struct kvt_op_context *op, int error, enum kvt_reason reason, uint32_t number)
 {

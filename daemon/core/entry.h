@@ -8,6 +8,7 @@
  */
 
 #include "daemon/core/state.h"
+#include "daemon/core/view.h"
 
 /** One operation under way. */
 struct kvt_op_context {

@@ -12,9 +12,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/records.h"
+#include "daemon/core/state.h"
 #include "kvtrunk_wire_control.h"
 #include "kvtrunk_wire_segment.h"
-#include "daemon/core/state.h"
 
 static bool in_use(const struct kvt_core *core, const struct kvt_member_record *member)
 {

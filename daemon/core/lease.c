@@ -16,6 +16,7 @@
 #include "daemon/core/evict.h"
 #include "daemon/core/grow.h"
 #include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/page.h"
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
@@ -23,6 +24,7 @@
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
 

@@ -9,14 +9,14 @@
 #include <errno.h>
 #include <string.h>
 
-#include "kvtrunk_wire_admin.h"
+#include "daemon/core/core.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/evict.h"
 #include "daemon/core/grow.h"
+#include "daemon/core/leaf.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/op.h"
-#include "daemon/core/leaf.h"
 #include "daemon/core/page.h"
 #include "daemon/core/session.h"
 #include "daemon/core/space.h"
@@ -24,8 +24,10 @@
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
+#include "kvtrunk_wire_admin.h"
 
 /* ---- MATCH, LOCK, UNLOCK */
 

@@ -7,6 +7,7 @@
  * heap holds exactly the evictable leaves. Callers: leaves and expiry when a node changes, eviction
  * to choose, recovery to rebuild. */
 
+#include "daemon/core/core.h"
 #include "daemon/core/order.h"
 #include "daemon/core/state.h"
 

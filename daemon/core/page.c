@@ -5,6 +5,7 @@
  * Callers: leases, ALLOC and FREE, sealing and trimming, the end of a session. */
 
 #include "daemon/core/page.h"
+#include "daemon/core/records.h"
 #include "daemon/core/state.h"
 
 uint32_t kvt_page_take(struct kvt_core *core, uint32_t session, uint32_t lease)

@@ -7,13 +7,15 @@
  * run.c, which queues and runs them, and the end of a session, which forgets them. wait.c keeps
  * BEGINs that wait in records of the same kind. */
 
-#include "kvtrunk_wire_control.h"
-#include "kvtrunk_wire_segment.h"
+#include "daemon/core/core.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/pending.h"
 #include "daemon/core/state.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_segment.h"
 
 bool kvt_core_can_defer(const struct kvt_core *core)
 {

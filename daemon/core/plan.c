@@ -9,14 +9,40 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk_wire.h"
 #include "daemon/core/audit.h"
+#include "daemon/core/core.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/order.h"
 #include "daemon/core/plan.h"
+#include "daemon/core/records.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/view.h"
+#include "shm/layout.h"
+
+uint64_t kvt_ledger_layout(void)
+{
+	static const uint32_t facts[] = {
+		KVT_LEDGER_SECTIONS, KVT_LABEL_BYTES, sizeof(struct kvt_ledger_header),
+		sizeof(struct kvt_tally),
+		offsetof(struct kvt_ledger_header, sections), sizeof(struct kvt_session_record),
+		offsetof(struct kvt_session_record, operations),
+		offsetof(struct kvt_session_record, last_cqe), sizeof(struct kvt_member_record),
+		offsetof(struct kvt_member_record, secret), sizeof(struct kvt_lease_record),
+		offsetof(struct kvt_lease_record, ticket), sizeof(struct kvt_owner_record),
+		offsetof(struct kvt_lease_record, sealed_ns),
+		offsetof(struct kvt_lease_record, point),
+		sizeof(struct kvt_pending_record), offsetof(struct kvt_pending_record, token),
+		offsetof(struct kvt_pending_record, owner),
+		offsetof(struct kvt_pending_record, for_point),
+		sizeof(struct kvt_undo_header), offsetof(struct kvt_undo_header, taker),
+		offsetof(struct kvt_undo_header, counters),
+	};
+
+	return kvt_layout_fold(facts, sizeof(facts) / sizeof(facts[0]));
+}
 
 static uint64_t next_line(uint64_t offset)
 {
@@ -330,7 +356,7 @@ static void fill_arena(struct kvt_core *core, void *memory, uint64_t now_ns)
 
 	header->abi = KVT_ABI;
 	header->header_bytes = sizeof(*header);
-	header->layout = kvt_abi_layout();
+	header->layout = kvt_layout();
 	memcpy(header->instance, c->instance, sizeof(header->instance));
 	header->hash_seed = c->hash_seed;
 	header->generation = 1;

@@ -15,5 +15,7 @@ int kvt_core_prepare(struct kvt_core *core, const struct kvt_core_config *config
 /** Fill the two headers as the configuration wants them. */
 void kvt_core_layout(const struct kvt_core_config *config, struct kvt_arena_header *ret_arena,
 		     struct kvt_ledger_header *ret_ledger);
+/** Fingerprint of the ledger's structures. A daemon with another one does not recover from it. */
+uint64_t kvt_ledger_layout(void);
 
 #endif

@@ -11,20 +11,23 @@
 #include <errno.h>
 #include <string.h>
 
-#include "kvtrunk_wire_control.h"
 #include "daemon/core/backlog.h"
+#include "daemon/core/core.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/index.h"
 #include "daemon/core/leaf.h"
 #include "daemon/core/lease.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/order.h"
 #include "daemon/core/page.h"
+#include "daemon/core/records.h"
 #include "daemon/core/recover.h"
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/wait.h"
+#include "kvtrunk_wire_control.h"
 
 #define TRY(call)                                                                                 \
 	do {                                                                                      \

@@ -14,6 +14,7 @@
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 
 /* ---- entries */
 

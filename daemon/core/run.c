@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/core/core.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
@@ -26,6 +27,7 @@
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
 

@@ -9,9 +9,10 @@
 
 #include <stdio.h>
 
-#include "kvtrunk_wire_admin.h"
+#include "daemon/core/core.h"
 #include "daemon/core/running.h"
 #include "daemon/core/state.h"
+#include "kvtrunk_wire_admin.h"
 
 #define KIND(running) ((uint32_t)((running) >> 60))
 #define DEATHS(running) ((uint32_t)((running) >> 56) & 15)

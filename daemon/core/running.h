@@ -7,6 +7,8 @@
  * Note in the ledger what runs (enum kvt_running): a successor learns what the daemon died in.
  */
 
+#include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "daemon/core/state.h"
 
 /** Note what runs from now on. Returns what ran around it, for kvt_running_end(). */

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtrunk_wire_control.h"
+#include "daemon/core/core.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/lease.h"
 #include "daemon/core/page.h"
@@ -25,7 +25,9 @@
 #include "daemon/core/tally.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 #include "daemon/core/wait.h"
+#include "kvtrunk_wire_control.h"
 
 const struct kvt_session_record *kvt_core_session(const struct kvt_core *core, uint32_t session)
 {

@@ -9,6 +9,7 @@
  * (tree.c), what a path needs (grow.c). */
 
 #include "daemon/core/leaf.h"
+#include "daemon/core/ledger.h"
 #include "daemon/core/page.h"
 #include "daemon/core/side.h"
 #include "daemon/core/slots.h"

@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/core/core.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/leaf.h"
+#include "daemon/core/records.h"
 #include "daemon/core/space.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tally.h"

@@ -27,12 +27,23 @@
  * shown), audit, and recovery: adopt, rollback, rebuild (recover.h).
  */
 
-#include "daemon/core/core.h"
-#include "daemon/core/ledger.h"
+#include "daemon/core/config.h"
+#include "daemon/core/hooks.h"
+#include "daemon/core/record.h"
 #include "daemon/core/slots.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
+
+struct kvt_core_view;
+struct kvt_lease_record;
+struct kvt_ledger_header;
+struct kvt_member_record;
+struct kvt_owner_record;
+struct kvt_pending_record;
+struct kvt_session_record;
+struct kvt_undo_header;
 
 #define KVT_CORE_MAGIC 0x4b56544bu
 #define KVT_NEVER UINT64_MAX

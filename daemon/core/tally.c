@@ -2,7 +2,9 @@
 
 /* Tallies of sessions and namespaces. */
 
+#include "daemon/core/records.h"
 #include "daemon/core/tally.h"
+#include "daemon/core/undo.h"
 #include "shm/assert.h"
 
 void kvt_tally_clear(struct kvt_core *core, struct kvt_tally *tally)

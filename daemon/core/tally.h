@@ -10,7 +10,8 @@
  * its record is taken. Row 0 has the instance's refusals, whose sum is in the arena's counters.
  */
 
-#include "daemon/core/undo.h"
+#include "daemon/core/state.h"
+#include "kvtrunk_wire_counts.h"
 
 /** Rows of the section: one for each session record, 0 included, and each namespace. */
 static inline uint64_t kvt_tally_rows(const struct kvt_core_config *config)

@@ -8,6 +8,9 @@
 
 #include "daemon/core/undo.h"
 
+#include "daemon/core/ledger.h"
+#include "daemon/core/undo_records.h"
+
 /** Words of an entry of a record, or of so many bytes in runs of 4. */
 #define ENTRY(bytes) (kvt_words(bytes) + 2)
 #define RUNS(bytes, runs) (kvt_words(bytes) + 3 * (runs))

@@ -19,12 +19,11 @@
 #include <string.h>
 
 #include "daemon/core/state.h"
+#include "daemon/core/undo_log.h"
 
 /* The parts of records that are saved. */
 #define KVT_TOUCHED offsetof(struct kvt_node, lock_ref) /* of a node, by a touch */
 #define KVT_TOUCHED_BYTES (offsetof(struct kvt_node, older) - KVT_TOUCHED)
-#define KVT_SESSION_FACTS offsetof(struct kvt_session_record, last_cqe)
-#define KVT_PROGRESS_BYTES (2 * sizeof(uint64_t)) /* of a session, from `operations` on */
 #define KVT_MONOTONIC offsetof(struct kvt_counters, operations)
 #define KVT_MONOTONIC_BYTES (sizeof(struct kvt_counters) - KVT_MONOTONIC)
 
@@ -94,43 +93,10 @@ static inline void kvt_save_touch(struct kvt_core *core, uint32_t node)
 	kvt_save(core, (const char *)&core->nodes[node] + KVT_TOUCHED, KVT_TOUCHED_BYTES);
 }
 
-/** Save a lease, in use or free. */
-static inline void kvt_save_lease(struct kvt_core *core, uint32_t lease)
-{
-	struct kvt_undo *undo = &core->undo;
-
-	if (undo->leases[lease] == undo->stamp)
-		return;
-	undo->leases[lease] = undo->stamp;
-	kvt_save(core, &core->leases[lease], sizeof(*core->leases));
-}
-
-/** Note the lease that is going to take free pages, one per mutation: its name finds them. */
-static inline void kvt_save_taker(struct kvt_core *core, uint32_t lease)
-{
-	struct kvt_undo_header *header = core->undo.header;
-
-	KVT_ASSERT(header->taker == 0 || (uint32_t)header->taker == lease);
-	header->taker = (uint64_t)core->leases[lease].session << 32 | lease;
-	kvt_fence_signal();
-}
-
-/** Save a session's counts of entries, completions and operations. */
-static inline void kvt_save_progress(struct kvt_core *core, uint32_t session)
-{
-	kvt_save(core, &core->sessions[session].operations, KVT_PROGRESS_BYTES);
-}
-
 /** Note slots that leave a run. Their keys are facts until the mutation ends. */
 void kvt_save_slots_freed(struct kvt_core *core, uint32_t first, uint32_t n);
 /** Save keys before they are overwritten, if the slots were freed in this mutation. */
 void kvt_save_keys(struct kvt_core *core, uint32_t first, uint32_t n);
-
-/** Save the owner of a session's private pages that are in no lease. */
-void kvt_save_pages(struct kvt_core *core, uint32_t session, const uint32_t *pages, uint32_t n);
-/** Save the first n pages of a list, or all of it if it is shorter. Owner, lease and state are
- * those of the first one; of loose pages the order does not matter. */
-void kvt_save_list(struct kvt_core *core, uint32_t page, uint32_t n);
 
 /** Empty the log at the start of a mutation. */
 void kvt_undo_begin(struct kvt_core *core);

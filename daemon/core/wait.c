@@ -16,15 +16,16 @@
 #include <errno.h>
 #include <string.h>
 
-#include "kvtrunk_wire_control.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/pending.h"
 #include "daemon/core/state.h"
 #include "daemon/core/tree.h"
 #include "daemon/core/undo.h"
+#include "daemon/core/undo_records.h"
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
+#include "kvtrunk_wire_control.h"
 
 /* ---- leases that compute */
 

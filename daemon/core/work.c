@@ -4,6 +4,7 @@
  * for namespaces. */
 
 #include "daemon/core/compact.h"
+#include "daemon/core/core.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/run.h"

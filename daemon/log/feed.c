@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "daemon/core/core.h"
+#include "kvtrunk_wire_feed.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"
 

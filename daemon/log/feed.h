@@ -13,9 +13,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/core/core.h"
-#include "kvtrunk_wire_feed.h"
 #include "shm/arena.h"
+
+struct kvt_change;
+struct kvt_core;
+struct kvt_feed_header;
 
 #define KVT_FEED_BYTES_LEAST (1ull << 20)
 

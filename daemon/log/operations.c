@@ -6,7 +6,6 @@
  * With a tail, its place is noted before it is written, so a successor can cut an unfinished effect
  * off. The first error ends the log. Called by start.c and turn.c. */
 
-#include "kvtrunk_wire.h"
 #include "daemon/log/operations.h"
 
 #include <errno.h>
@@ -19,6 +18,7 @@
 
 #include "daemon/log/operations_format.h"
 #include "shm/assert.h"
+#include "shm/layout.h"
 
 struct kvt_oplog {
 	int fd;
@@ -411,7 +411,7 @@ static void fill_header(struct oplog_header *header, const struct kvt_core_confi
 		.magic = OPLOG_MAGIC,
 		.version = KVT_OPLOG_VERSION,
 		.header_bytes = sizeof(*header),
-		.layout = kvt_abi_layout(),
+		.layout = kvt_layout(),
 		.page_size = config->page_size,
 		.n_pages = config->n_pages,
 		.n_slots = config->n_slots,

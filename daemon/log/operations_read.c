@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvtrunk_wire.h"
 #include "daemon/log/operations.h"
 #include "daemon/log/operations_format.h"
 #include "shm/assert.h"
+#include "shm/layout.h"
 
 struct words {
 	uint32_t *at;
@@ -397,7 +397,7 @@ static int check_header(const struct oplog_header *header, const char *path, cha
 		return -EINVAL;
 	}
 	if (header->version != KVT_OPLOG_VERSION || header->header_bytes != sizeof(*header) ||
-	    header->layout != kvt_abi_layout()) {
+	    header->layout != kvt_layout()) {
 		snprintf(why, why_bytes, "%s was written by another version of kvtrunk (log "
 			 "version %u, this one reads %u): use that one's kvtctl", path,
 			 header->version, KVT_OPLOG_VERSION);

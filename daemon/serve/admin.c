@@ -17,12 +17,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/records.h"
 #include "daemon/serve/clock.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/plan.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/state.h"
 #include "daemon/setup/memory.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 
 /* Records scanned for one answer. Bounds it to 0.1 ms, however sparse the table is. */

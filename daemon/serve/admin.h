@@ -4,6 +4,8 @@
 
 #include "daemon/serve/state.h"
 
+struct kvt_message_admin;
+
 void kvt_admin_handle(struct kvt_daemon *daemon, struct kvt_connection *connection,
 		      const struct kvt_message_admin *request, const void *payload,
 		      size_t payload_bytes);

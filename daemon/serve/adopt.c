@@ -14,10 +14,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/records.h"
+#include "daemon/core/view.h"
 #include "daemon/serve/member.h"
+#include "daemon/serve/peer.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 
 /* ---- objects */

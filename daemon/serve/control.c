@@ -10,7 +10,6 @@
  * by turn.c, timers.c and accept.c.
  */
 
-#include "kvtrunk_wire.h"
 #include "daemon/serve/control.h"
 
 #include <errno.h>
@@ -23,15 +22,24 @@
 
 #include <bsd/string.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "daemon/keep/rights.h"
 #include "daemon/serve/admin.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/group.h"
+#include "daemon/serve/member.h"
 #include "daemon/serve/refused.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/state.h"
+#include "daemon/setup/pool_backend.h"
+#include "kvtrunk_wire_feed.h"
 #include "shm/assert.h"
 #include "shm/geometry.h"
+#include "shm/layout.h"
+
+struct kvt_message_feed;
 
 #define MESSAGES_AT_HANGUP 16 /* still taken after the peer hung up */
 #define HELLO_WITHIN_NS 2000000000ull /* a connection's first message comes, or it is dropped */
@@ -328,7 +336,7 @@ static int hello_check(struct kvt_daemon *daemon, const struct kvt_connection *c
 	bool observe = hello->flags & KVT_HELLO_OBSERVE;
 
 	*ret_state = KVT_ATTACH_REFUSED;
-	if (hello->layout != kvt_abi_layout()) {
+	if (hello->layout != kvt_layout()) {
 		snprintf(text, size, "layout differs: both speak ABI %u, but were built with other "
 			 "structures: install libkvtrunk and kvtrunkd of one build",
 			 KVT_ABI);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/core/core.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/state.h"
 #include "shm/assert.h"

@@ -13,6 +13,9 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/records.h"
+#include "daemon/serve/connection.h"
 #include "daemon/serve/member.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/state.h"

@@ -4,6 +4,9 @@
 
 #include "daemon/serve/state.h"
 
+struct kvt_message_hello;
+struct kvt_message_welcome;
+
 /** Make a session's process rank 0 of n_ranks. The others join with `token`: the caller's, or if it
  * is 0 a random one. */
 int kvt_group_open(struct kvt_daemon *daemon, struct kvt_connection *connection, uint32_t n_ranks,

@@ -18,7 +18,9 @@
 #include <unistd.h>
 
 #include "daemon/keep/rights.h"
+#include "daemon/serve/peer.h"
 #include "daemon/serve/refused.h"
+#include "daemon/serve/session.h"
 
 /* Exchange a message with a descriptor over a socket pair, as with a client. Returns the call that
  * failed. */

@@ -17,6 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/serve/connection.h"
+#include "daemon/serve/peer.h"
+#include "daemon/serve/session.h"
 #include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
 #include "shm/assert.h"

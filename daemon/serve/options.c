@@ -9,6 +9,7 @@
 
 #include <bsd/string.h>
 
+#include "daemon/serve/peer.h"
 #include "daemon/serve/state.h"
 
 #define FDS_PER_MEMBER 3  /* connection, segment, pidfd */

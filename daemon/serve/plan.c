@@ -17,8 +17,10 @@
 
 #include <bsd/string.h>
 
+#include "daemon/core/core.h"
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
+#include "daemon/setup/pool_backend.h"
 
 #define DEFERRED_MAX 16384u /* deferred operations, beside one for each session */
 

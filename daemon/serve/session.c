@@ -26,11 +26,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/records.h"
+#include "daemon/core/view.h"
 #include "daemon/serve/connection.h"
 #include "daemon/serve/member.h"
 #include "daemon/serve/refused.h"
 #include "daemon/serve/state.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
+
+struct kvt_core_peer;
 
 /* Faulted in before the first operation. */
 #define PREFAULT_BYTES (256u << 10)

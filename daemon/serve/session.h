@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/core/core.h"
 #include "daemon/serve/share.h"
 #include "daemon/serve/spin.h"
 #include "daemon/setup/object.h"
@@ -14,6 +13,7 @@
 #include "shm/ring.h"
 
 struct kvt_connection;
+struct kvt_core_view;
 struct kvt_daemon;
 struct kvt_member;
 struct kvt_message_hello;
@@ -61,22 +61,6 @@ struct kvt_session {
 
 #define KVT_SESSION_NONE                                                                          \
 	((struct kvt_session){ .doorbell = -1, .bell = -1, .areas.fd = -1, .mirror = -1 })
-
-/** All sessions. Changed by start.c, then by session.c; turn.c sorts `served` and counts deferred
- * operations. */
-struct kvt_sessions {
-	struct kvt_session *slots;    /* [max_sessions + 1] */
-	uint32_t *served;             /* sessions whose rings are polled */
-	uint32_t n_served, n_hot;     /* the first n_hot in every turn */
-	uint32_t n_deferred;          /* deferred operations of all sessions */
-	uint32_t n_common;            /* deferred operations beyond their sessions' own_places */
-	uint32_t own_places, common_places;
-	uint32_t n_dying;
-	bool sweep_due;               /* a dying session may be free to release */
-	bool look_due;                /* a session without a connection may be over */
-	struct kvt_object *leaving;   /* [max_sessions]: areas of ended sessions, to be freed */
-	uint32_t n_leaving;
-};
 
 /** A client's request for a session, checked and rounded. */
 struct kvt_session_wish {

@@ -14,18 +14,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/core/core.h"
-#include "daemon/core/ledger.h"
+#include "daemon/core/config.h"
 #include "daemon/keep/notify.h"
 #include "daemon/log/lines.h"
-#include "daemon/log/operations.h"
 #include "daemon/serve/accept.h"
 #include "daemon/serve/clock.h"
-#include "daemon/serve/connection.h"
+#include "daemon/serve/connections.h"
 #include "daemon/serve/feed.h"
 #include "daemon/serve/loop.h"
-#include "daemon/serve/member.h"
-#include "daemon/serve/session.h"
+#include "daemon/serve/sessions.h"
 #include "daemon/serve/share.h"
 #include "daemon/serve/socket.h"
 #include "daemon/serve/spin.h"
@@ -36,6 +33,11 @@
 #include "daemon/setup/geometry.h"
 #include "daemon/setup/object.h"
 #include "daemon/setup/pool.h"
+
+struct kvt_core;
+struct kvt_counters;
+struct kvt_member;
+struct kvt_oplog;
 
 /** The source of a loop event; see kvt_tag(). */
 enum kvt_tag_kind {

@@ -11,7 +11,11 @@
 
 #include <string.h>
 
+#include "daemon/core/core.h"
+#include "daemon/serve/member.h"
+#include "daemon/serve/session.h"
 #include "daemon/serve/state.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 
 /* `fd`: the daemon's variable, negative if there is none. `kept`: the keeper has it already. */

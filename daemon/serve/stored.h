@@ -7,6 +7,7 @@
 
 #include "daemon/keep/fdstore.h"
 #include "daemon/setup/pool.h"
+#include "kvtrunk_types.h"
 
 struct kvt_daemon;
 struct kvt_member;

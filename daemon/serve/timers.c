@@ -19,10 +19,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/core/core.h"
 #include "daemon/serve/accept.h"
 #include "daemon/serve/control.h"
 #include "daemon/serve/options.h"
 #include "daemon/serve/refused.h"
+#include "daemon/serve/session.h"
 #include "daemon/serve/socket.h"
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"

@@ -17,10 +17,14 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/core/records.h"
+#include "daemon/log/operations.h"
 #include "daemon/serve/accept.h"
 #include "daemon/serve/admin.h"
 #include "daemon/serve/clock.h"
+#include "daemon/serve/connection.h"
 #include "daemon/serve/control.h"
+#include "daemon/serve/member.h"
 #include "daemon/serve/refused.h"
 #include "daemon/serve/session.h"
 #include "daemon/serve/socket.h"

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/serve/connection.h"
-#include "kvtrunk_wire_admin.h"
+#include "daemon/serve/connections.h"
+#include "kvtrunk_wire_counts.h"
 
 struct kvt_daemon;
 struct kvt_cqe;

@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "daemon/setup/pool_backend.h"
+
 const struct kvt_pool_backend_ops *kvt_pool_backend_find(uint32_t backend)
 {
 	static const struct kvt_pool_backend_ops *const table[] = {

@@ -28,8 +28,11 @@
 #include <unistd.h>
 
 #include "daemon/setup/config.h"
+#include "daemon/setup/pool_backend.h"
 #include "kvt_cuda.h"
 #include "shm/size.h"
+
+struct kvt_pool_export;
 
 /* The unit of cuMemAlloc; IPC shares whole units. */
 #define BLOCK_BYTES (2ull << 20)

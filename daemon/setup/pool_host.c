@@ -23,8 +23,11 @@
 #include "daemon/setup/config.h"
 #include "daemon/setup/memory.h"
 #include "daemon/setup/object.h"
+#include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 #include "shm/limit.h"
+
+struct kvt_pool_export;
 
 #define PIECE (256ull << 20) /* bytes that are allocated or locked at a time */
 #define SAY_S 10             /* between two lines about it */

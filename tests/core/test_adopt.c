@@ -6,8 +6,9 @@
  * Inputs: images of arena and ledger, with other headers, contradictions and random damage.
  * Invariant: recovery refuses with a sentence, or ends with a clean audit. */
 
-#include "tests/lib/zeroed.h"
+#include "daemon/core/records.h"
 #include "tests/core/world.h"
+#include "tests/lib/zeroed.h"
 
 #include <stdlib.h>
 

@@ -6,6 +6,7 @@
  * unless nothing can be compared with this word. Then a table of corruptions that change several
  * words so that they agree with each other, as an operation would that forgets a step. */
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_control.h"
 #include "tests/core/world.h"
 

@@ -5,8 +5,8 @@
  * Inputs: the ledger's `running` word, as a daemon leaves it that dies at that moment; kvtcrash
  * --lives dies there for real. Invariant: what two daemons died in is refused, and nothing else. */
 
-#include "kvtrunk_wire_admin.h"
 #include "daemon/core/running.h"
+#include "kvtrunk_wire_admin.h"
 #include "tests/core/world.h"
 
 static void die_in(struct world *w, uint64_t running, const char *what, uint32_t deaths)

@@ -5,6 +5,7 @@
  * Inputs: sessions of one uid and of two. Invariant: a refusal names the limit and what is
  * available. */
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_control.h"
 #include "tests/core/world.h"
 

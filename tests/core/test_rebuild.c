@@ -7,6 +7,7 @@
  *
  * Inputs: seeds, and the moment of the take-over. */
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_control.h"
 #include "tests/core/world.h"
 

@@ -5,6 +5,7 @@
  *
  * Inputs: entries as a client may write them. Invariant: refusals change nothing. */
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_control.h"
 #include "kvtrunk_wire_segment.h"
 #include "tests/core/world.h"

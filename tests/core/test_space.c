@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "kvtrunk_wire_admin.h"
 #include "daemon/core/tally.h"
+#include "kvtrunk_wire_admin.h"
 #include "tests/core/world.h"
 
 static struct answer leave(struct client *client, uint32_t space)

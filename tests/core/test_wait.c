@@ -5,6 +5,7 @@
  *
  * Inputs: the cache's clock, commits and deaths of owners. */
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_control.h"
 #include "tests/core/world.h"
 

@@ -6,9 +6,9 @@
  * audit, counters that add up, no trace of a refusal. Callers: tests/core/test_*.c. */
 
 #include "libclient/answer.h"
+#include "tests/core/world.h"
 #include "tests/lib/refusal.h"
 #include "tests/lib/zeroed.h"
-#include "tests/core/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>

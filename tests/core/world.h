@@ -22,6 +22,7 @@
 
 #include "daemon/core/backlog.h"
 #include "daemon/core/compact.h"
+#include "daemon/core/core.h"
 #include "daemon/core/detach.h"
 #include "daemon/core/effect.h"
 #include "daemon/core/entry.h"
@@ -44,6 +45,8 @@
 #include "daemon/core/wait.h"
 #include "daemon/core/walk.h"
 #include "tests/lib/cases.h"
+
+struct kvt_core_adoption;
 
 #define WORLD_CLIENTS 8
 

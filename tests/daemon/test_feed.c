@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/core.h"
+#include "daemon/core/view.h"
 #include "daemon/log/feed.h"
 #include "libclient/feed_reader.h"
 #include "libclient/snapshot.h"

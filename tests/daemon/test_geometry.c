@@ -12,6 +12,7 @@
 #include "daemon/setup/geometry.h"
 #include "daemon/setup/memory.h"
 #include "daemon/setup/pool.h"
+#include "daemon/setup/pool_backend.h"
 #include "tests/lib/cases.h"
 
 static const char *const llama[] = { "n_layers", "32", "n_kv_heads", "8", "head_dim", "128" };

@@ -18,6 +18,7 @@
 #include "daemon/setup/config.h"
 #include "daemon/setup/object.h"
 #include "daemon/setup/pool.h"
+#include "daemon/setup/pool_backend.h"
 #include "tests/lib/cases.h"
 
 static char directory[64];

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/core/core.h"
+#include "daemon/core/view.h"
 #include "lab/oracle/oracle.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/zeroed.h"

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "daemon/core/core.h"
+#include "daemon/core/view.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 

@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "daemon/core/state.h"
 
 /** Blank in a copy of both what a refusal may change: its own counts; places in the expiry heap,

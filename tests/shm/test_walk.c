@@ -18,6 +18,7 @@ static void between(void);
 #include "shm/walk.c"
 
 #include "daemon/core/core.h"
+#include "daemon/core/view.h"
 #include "tests/lib/cases.h"
 #include "tests/lib/zeroed.h"
 

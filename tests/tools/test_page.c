@@ -4,6 +4,7 @@
  * the time of its history. */
 #include <stdlib.h>
 
+#include "daemon/core/records.h"
 #include "daemon/core/side.h"
 #include "daemon/core/tree.h"
 #include "tests/core/world.h"

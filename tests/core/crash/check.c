@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "daemon/core/state.h"
+#include "daemon/core/undo_log.h"
 #include "tests/core/crash/crash.h"
 #include "tests/lib/zeroed.h"
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/records.h"
 #include "shm/clock.h"
 #include "tests/core/crash/crash.h"
 #include "tests/core/sim/sim.h"

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/records.h"
 #include "tests/core/sim/sim.h"
 
 static const void *copied(struct sim *sim, const void *array, size_t bytes)

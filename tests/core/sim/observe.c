@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/records.h"
 #include "kvtrunk_wire_segment.h"
 #include "lab/oracle/model.h"
 #include "shm/atomic.h"

@@ -17,6 +17,7 @@
 
 #include "daemon/core/core.h"
 #include "daemon/core/ledger.h"
+#include "daemon/core/view.h"
 #include "daemon/log/feed.h"
 #include "daemon/log/operations.h"
 #include "lab/oracle/oracle.h"

@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/lib/zeroed.h"
+#include "daemon/core/records.h"
 #include "tests/core/sim/sim.h"
+#include "tests/lib/zeroed.h"
 
 bool sim_focus(void)
 {

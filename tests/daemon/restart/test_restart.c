@@ -21,12 +21,13 @@
 #include <unistd.h>
 
 #include "daemon/core/ledger.h"
+#include "daemon/core/records.h"
 #include "libclient/control.h"
 #include "shm/clock.h"
-#include "tests/lib/cases.h"
-#include "tests/lib/harness.h"
 #include "tests/daemon/restart/trace.h"
 #include "tests/daemon/restart/work.h"
+#include "tests/lib/cases.h"
+#include "tests/lib/harness.h"
 
 #define N_PAGES 4096
 

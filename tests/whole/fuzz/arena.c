@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/core/core.h"
+#include "daemon/core/view.h"
 #include "shm/assert.h"
 #include "shm/walk.h"
 #include "tests/lib/zeroed.h"

@@ -11,11 +11,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kvtrunk_wire.h"
+#include "daemon/core/core.h"
 #include "daemon/serve/clock.h"
+#include "daemon/serve/connection.h"
 #include "daemon/serve/control.h"
+#include "daemon/serve/member.h"
 #include "daemon/serve/session.h"
 #include "daemon/start.h"
+#include "kvtrunk_wire.h"
 #include "shm/assert.h"
 
 static struct kvt_daemon victim;

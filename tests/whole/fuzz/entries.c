@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvtrunk_wire_control.h"
-#include "kvtrunk_wire_segment.h"
 #include "daemon/core/core.h"
+#include "daemon/core/view.h"
+#include "kvtrunk_wire_control.h"
+#include "kvtrunk_wire_operations.h"
+#include "kvtrunk_wire_segment.h"
 #include "shm/assert.h"
 
 #define PAGE 4u
