@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "libclient/state.h"
 #include "shm/atomic.h"
 

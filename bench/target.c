@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/core/view.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/answer.h"
 #include "shm/atomic.h"
 #include "shm/map.h"

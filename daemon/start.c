@@ -44,6 +44,7 @@
 #include "daemon/serve/stored.h"
 #include "daemon/serve/turn.h"
 #include "daemon/setup/pool_backend.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/clock.h"
 #include "shm/geometry.h"
 

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "libclient/client.h"
 #include "libclient/control.h"
 #include "libclient/fail.h"

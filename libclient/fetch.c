@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "kvtrunk_fetch.h"
+#include "kvtrunk_wire_arena.h"
 #include "kvtrunk_wire_store.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"

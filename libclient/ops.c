@@ -8,6 +8,7 @@
 #include "kvtrunk_operations.h"
 #include "kvtrunk_pool.h"
 #include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/control.h"

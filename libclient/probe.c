@@ -4,6 +4,7 @@
  * that a probe did not find. */
 
 #include "kvtrunk_operations.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/call.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "libclient/snapshot.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "shm/atomic.h"
 #include "shm/layout.h"
 #include "shm/map.h"

@@ -12,18 +12,23 @@
  * "not yet", "no" and "gone" need different cures.
  */
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kvtrunk_types.h"
-#include "kvtrunk_wire_arena.h"
 #include "shm/atomic.h"
+
+struct kvt_arena_header;
+struct kvt_namespace_record;
+struct kvt_node;
+struct kvt_page_record;
 
 struct kvt_arena_view {
 	const void *base; /* NULL: no arena */
 	uint64_t bytes;
 	const struct kvt_arena_header *header;
 	const struct kvt_node *nodes;
-	const kvt_bucket *buckets;
+	const uint64_t *buckets; /* of kvt_bucket */
 	const uint32_t *slot_keys;
 	const uint32_t *slot_pages;
 	const struct kvt_page_record *pages;

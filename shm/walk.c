@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"
 

@@ -12,6 +12,7 @@
  */
 #include <errno.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "libclient/feed.h"
 #include "libclient/state.h"
 #include "shm/atomic.h"

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "kvtrunk_operations.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/state.h"
 #include "shm/atomic.h"
 #include "shm/clock.h"

@@ -13,6 +13,7 @@
 #include "base/number.h"
 #include "base/text.h"
 #include "kvtrunk_wire_admin.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/size.h"
 #include "tools/admin.h"
 #include "tools/page_tree.h"

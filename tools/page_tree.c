@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/text.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/fetch.h"
 #include "shm/atomic.h"
 #include "shm/racy.h"

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/core/core.h"
+#include "kvtrunk_wire_arena.h"
 #include "kvtrunk_wire_feed.h"
 #include "shm/assert.h"
 #include "shm/atomic.h"

@@ -26,6 +26,7 @@
 #include "daemon/serve/state.h"
 #include "daemon/setup/memory.h"
 #include "daemon/setup/pool_backend.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/assert.h"
 
 /* Records scanned for one answer. Bounds it to 0.1 ms, however sparse the table is. */

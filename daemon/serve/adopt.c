@@ -23,6 +23,7 @@
 #include "daemon/serve/state.h"
 #include "daemon/serve/stored.h"
 #include "daemon/setup/pool_backend.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/assert.h"
 
 /* ---- objects */

@@ -21,6 +21,7 @@
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
 #include "daemon/setup/pool_backend.h"
+#include "kvtrunk_wire_arena.h"
 
 #define DEFERRED_MAX 16384u /* deferred operations, beside one for each session */
 

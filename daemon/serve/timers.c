@@ -28,6 +28,7 @@
 #include "daemon/serve/socket.h"
 #include "daemon/serve/state.h"
 #include "daemon/setup/command.h"
+#include "kvtrunk_wire_arena.h"
 #include "shm/assert.h"
 #include "shm/clock.h"
 #include "shm/size.h"

@@ -19,6 +19,7 @@
 #include "base/store.h"
 #include "kvtrunk_fetch.h"
 #include "kvtrunk_pool.h"
+#include "kvtrunk_wire_arena.h"
 #include "lab/replay/points.h"
 #include "lab/replay/replay.h"
 #include "lab/replay/steps.h"

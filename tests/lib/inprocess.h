@@ -26,6 +26,7 @@
 
 #include "daemon/core/core.h"
 #include "daemon/core/view.h"
+#include "kvtrunk_wire_arena.h"
 #include "libclient/client.h"
 #include "libclient/fail.h"
 

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kvtrunk_wire_arena.h"
 #include "libclient/feed_reader.h"
 #include "libclient/snapshot.h"
 #include "tests/lib/cases.h"
