@@ -4,6 +4,7 @@
  * of input, the medians of one round in nanoseconds: begin, commit, end, submit. */
 
 #include <kvtrunk.h>
+#include <kvtrunk_keys.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
