@@ -202,8 +202,7 @@ class Engine:
 
     def _space(self, request):
         """The number of its namespace. Stalled: the daemon does not answer."""
-        client = self.ring.client
-        value = self.ring.within(PATIENCE_S, lambda: self.name.value(client))
+        value = self.name.value(self.ring.client, lambda ask: self.ring.within(PATIENCE_S, ask))
         return self.spaces.find((value, request.salt))._id
 
     def _advance(self, request):

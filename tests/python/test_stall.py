@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that does not answer: kvtrunk.engine._stall, and a scheduler's session beside it."""
 import contextlib
+import json
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import pytest
 import stores
 
 from kvtrunk import ConnectionLost, testing
+from kvtrunk.engine._name import Name
 from kvtrunk.engine._ring import WAIT_MS, Ring, Spaces
 from kvtrunk.engine._stall import LOST_S, WARN_S, Stall, Stalled, connected_again
 from test_ring import begin, in_use, reap_until
@@ -97,6 +99,37 @@ def test_a_begin_that_is_given_up_holds_nothing(client, answered):
         assert in_use(ring) == 3
         ring.give_up(begun.ticket)
     reap_until(ring, lambda: in_use(ring) == 0)
+
+
+def opened(daemon):
+    return sum(space["opened"] for space in json.loads(daemon.kvtctl("--json", "namespaces")))
+
+
+def test_closing_namespaces_is_not_waited_for(daemon, client):
+    """What names them changes: they close when the daemon answers again."""
+    ring, _ = make(client, [])
+    spaces = Spaces(ring, lambda name: client.namespace(model=name), patience_s=SOON_S)
+    for name in ("one", "two"):
+        spaces.find(name)
+    with stopped(client):
+        spaces.clear()
+        assert ring.is_stalled()
+    reap_until(ring, lambda: not ring.is_stalled())
+    spaces.clear()
+    assert opened(daemon) == 1
+
+
+def test_the_generation_of_a_name_is_not_waited_for(client):
+    ring, _ = make(client, [])
+    name = Name(b"model", "files")
+    name.value(client)
+    name.forget()
+    with stopped(client):
+        with pytest.raises(Stalled):
+            name.value(client, lambda ask: ring.within(SOON_S, ask))
+    reap_until(ring, lambda: not ring.is_stalled())
+    value = name.value(client)
+    assert value != name._digest(0) and value == name.value(client)
 
 
 def test_a_namespace_is_not_waited_for(client):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from typing import Optional
+from typing import Callable, Optional
 
 from .._client import Client, Namespace
 
@@ -23,6 +23,10 @@ from .._client import Client, Namespace
 RUN = "KVTRUNK_RUN"
 """In the environment: the trainer's run whose versions an engine gets. Two trainers may count theirs
 alike."""
+
+
+def _at_once(call: Callable[[], int]) -> int:
+    return call()
 
 
 class Name:
@@ -117,13 +121,14 @@ class Name:
         """The client is gone. The next one's daemon has a generation of its own."""
         self._control, self._value = None, b""
 
-    def value(self, client: Client) -> bytes:
+    def value(self, client: Client, ask: Callable[[Callable[[], int]], int] = _at_once) -> bytes:
         """32 bytes for the fields of namespaces that are used from now on. The generation is asked
-        for at the first call after a change. Error: there is no daemon, or no room."""
+        for at the first call after a change, by ask(call), which may end it, as Ring.within() does.
+        Error: there is no daemon, or no room."""
         if not self._value:
             generation = 0
             if not self.alone:
-                generation = self._raised(client, self._digest(0))
+                generation = ask(lambda: self._raised(client, self._digest(0)))
             self._value = self._digest(generation)
         self._unused = False
         return self._value

@@ -596,12 +596,30 @@ class Ring(Owner):
         if begun is not None and begun.lease is not None:
             self.end(begun.lease, None)
 
-    def retire(self, namespaces: Iterable[int]) -> None:
-        """Close namespaces that get no more BEGINs. One that still has leases is tried again at the
-        next call."""
-        self._retired = [number for number in {*self._retired, *namespaces}
-                         if not self.client.closed and
-                         lib.kvt_namespace_close(self._handle, number) == -errno.EBUSY]
+    def retire(self, namespaces: Iterable[int], patience_s: float = 0.0) -> None:
+        """Close namespaces that get no more BEGINs. Those that still have leases are tried again at
+        the next call, as are all while the daemon does not answer within patience_s; 0: it waits."""
+        retired = {*self._retired, *namespaces}
+        self._retired = []
+        if self.client.closed:
+            return
+        for number in retired:
+            try:
+                if patience_s and self._pending:
+                    raise Stalled("the daemon has not answered what it was asked before")
+                close = functools.partial(self._close, number)
+                busy = self.within(patience_s, close) if patience_s else close()
+            except (Stalled, Timeout):
+                busy = True
+            if busy:
+                self._retired.append(number)
+
+    def _close(self, namespace: int) -> bool:
+        """Close a namespace that is open. True: it has leases, and stays. Timeout."""
+        code = int(lib.kvt_namespace_close(self._handle, namespace))
+        if code == -errno.ETIMEDOUT:
+            raise self.client._failure(code)
+        return code == -errno.EBUSY
 
     def keep(self, namespace: int) -> None:
         """This one gets BEGINs again."""
@@ -658,7 +676,7 @@ class Spaces:
         if space is None:
             if len(self._spaces) >= self._most:
                 oldest = next(iter(self._spaces))
-                self._ring.retire([self._spaces.pop(oldest)._id])
+                self._ring.retire([self._spaces.pop(oldest)._id], self._patience_s)
             space = self._open(name)
             self._ring.keep(space._id)
         self._spaces[name] = space
@@ -677,7 +695,7 @@ class Spaces:
 
     def clear(self) -> None:
         """Close all: their names are not used again."""
-        self._ring.retire([space._id for space in self._spaces.values()])
+        self._ring.retire([space._id for space in self._spaces.values()], self._patience_s)
         self._spaces.clear()
 
 

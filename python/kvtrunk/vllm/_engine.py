@@ -16,7 +16,7 @@ import os
 import select
 import threading
 import time
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from vllm import envs
 from vllm.logger import init_logger
@@ -246,11 +246,15 @@ class Engine:
             adapter = self._adapters.digest(lora.lora_int_id)
             self._lora[adapter] = lora
         try:
-            value = self.name.value(self.ring.client)
+            value = self.name.value(self.ring.client, self._within)
             return self._spaces.find((value, adapter, request.cache_salt))._id
         except NoSpace as error:
             logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
             return None
+
+    def _within(self, call: Callable[[], int]) -> int:
+        """Stalled: the daemon has not answered within the patience of a step."""
+        return self.ring.within(PATIENCE_S, call)
 
     def _adapters_change(self) -> None:
         self._adapters.clear()

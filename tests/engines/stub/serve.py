@@ -4,6 +4,7 @@ model alone, on pages of its own.
 
     serve.py FOLDER OPTIONS
 """
+import contextlib
 import os
 import pathlib
 import signal
@@ -66,21 +67,40 @@ def cancelled(engine, prompts, max_tokens, steps):
     return answers(requests[1::2], max_tokens)
 
 
+@contextlib.contextmanager
+def stopped(engine):
+    """Stop the daemon meanwhile."""
+    pid = engine.ring.client.info.daemon_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def cancelled_late(engine, prompt):
     """Cancel a request whose BEGIN a stopped daemon has not answered. Returns its ticket."""
     request = batching.Request(prompt, 1)
     engine.add(request)
-    pid = engine.ring.client.info.daemon_pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(engine):
         engine.step()
         ticket = request.ticket
         engine.cancel(request)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     while engine.ring.owes:
         engine.step()
     return ticket
+
+
+def forgotten_late(engine, prompt, max_tokens):
+    """Forget beside a stopped daemon: a step ends all the same."""
+    request = batching.Request(prompt, max_tokens)
+    engine.add(request)
+    with stopped(engine):
+        engine.forget()
+        engine.step()
+    while not request.done:
+        engine.step()
+    return answers([request], max_tokens)
 
 
 def forget(engine):
@@ -99,4 +119,5 @@ def error(engine, prompt, max_tokens):
 if __name__ == "__main__":
     serve(lambda *_: batching.Engine() if "KVTRUNK_SOCKET" in os.environ else Alone(),
           {"generate": generate, "cancelled": cancelled,
-           "cancelled late": cancelled_late, "forget": forget, "error": error})
+           "cancelled late": cancelled_late,
+           "forgotten late": forgotten_late, "forget": forget, "error": error})
