@@ -90,14 +90,6 @@ def test_a_request_that_is_cancelled_before_its_lease_comes_gives_it_back(daemon
     expect_nothing_held(daemon)
 
 
-def test_a_step_ends_that_asks_a_stopped_daemon_for_its_name(daemon, engines):
-    private, a, _ = engines
-    text = prompt(next(SEEDS))
-    a.ask(do="forgotten late", prompt=text, max_tokens=8)
-    assert a.answer() == private.generate(text, max_tokens=8)
-    expect_nothing_held(daemon)
-
-
 def test_a_request_waits_while_the_daemon_is_stopped(daemon, engines):
     private, a, _ = engines
     text = prompt(next(SEEDS), 100)
@@ -129,6 +121,14 @@ def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
 test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
 test_a_new_epoch_closes_the_namespaces_before_it = \
     sharing.test_a_new_epoch_closes_the_namespaces_before_it
+
+
+def test_a_step_ends_that_asks_a_stopped_daemon_for_its_name(daemon, engines):
+    private, a, _ = engines
+    text = prompt(next(SEEDS))
+    a.ask(do="forgotten late", prompt=text, max_tokens=8)
+    assert a.answer() == private.generate(text, max_tokens=8)
+    expect_nothing_held(daemon)
 
 
 def test_after_a_new_daemon_requests_are_computed_again(engines, start):
