@@ -68,9 +68,8 @@ def cancelled(engine, prompts, max_tokens, steps):
 
 
 @contextlib.contextmanager
-def stopped(engine):
-    """Stop the daemon meanwhile."""
-    pid = engine.ring.client.info.daemon_pid
+def stopped(pid):
+    """Stop a daemon meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -78,11 +77,11 @@ def stopped(engine):
         os.kill(pid, signal.SIGCONT)
 
 
-def cancelled_late(engine, prompt):
+def cancelled_late(engine, prompt, pid):
     """Cancel a request whose BEGIN a stopped daemon has not answered. Returns its ticket."""
     request = batching.Request(prompt, 1)
     engine.add(request)
-    with stopped(engine):
+    with stopped(pid):
         engine.step()
         ticket = request.ticket
         engine.cancel(request)
@@ -91,11 +90,11 @@ def cancelled_late(engine, prompt):
     return ticket
 
 
-def forgotten_late(engine, prompt, max_tokens):
+def forgotten_late(engine, prompt, max_tokens, pid):
     """Forget beside a stopped daemon: a step ends all the same."""
     request = batching.Request(prompt, max_tokens)
     engine.add(request)
-    with stopped(engine):
+    with stopped(pid):
         engine.forget()
         engine.step()
     while not request.done:

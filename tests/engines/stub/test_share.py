@@ -85,7 +85,7 @@ def test_cancelled_requests_leave_nothing_and_change_no_answer(daemon, engines, 
 
 def test_a_request_that_is_cancelled_before_its_lease_comes_gives_it_back(daemon, engines):
     engines[1].generate(prompt(next(SEEDS)))  # its namespace is open
-    engines[1].ask(do="cancelled late", prompt=prompt(next(SEEDS)))
+    engines[1].ask(do="cancelled late", prompt=prompt(next(SEEDS)), pid=daemon.child)
     assert engines[1].answer() > 0
     expect_nothing_held(daemon)
 
@@ -126,7 +126,7 @@ test_a_new_epoch_closes_the_namespaces_before_it = \
 def test_a_step_ends_that_asks_a_stopped_daemon_for_its_name(daemon, engines):
     private, a, _ = engines
     text = prompt(next(SEEDS))
-    a.ask(do="forgotten late", prompt=text, max_tokens=8)
+    a.ask(do="forgotten late", prompt=text, max_tokens=8, pid=daemon.child)
     assert a.answer() == private.generate(text, max_tokens=8)
     expect_nothing_held(daemon)
 
