@@ -63,13 +63,13 @@ def await_notice(engine, name):
 def test_what_one_computes_holds_the_other_back_and_is_then_its(engines):
     a, b = engines
     first = a.begin("one", 100)
-    assert first.positions == 0 and len(first.pages) == 7 + DECODE_POSITIONS // PAGE
+    assert first.reusable == 0 and len(first.pages) == 7 + DECODE_POSITIONS // PAGE
     assert b.begin("two", 100) is None and b.leases.is_held_back("two")
     a.leases.give(first, 100)
     assert a.leases.commit(first, 100, NONE, last=True) == 96
     await_notice(b, "two")
     second = b.begin("two", 100)
-    assert second.positions == 96 and second.pages[:6] == first.pages[:6]
+    assert second.reusable == 96 and second.pages[:6] == first.pages[:6]
     assert a.sum() == b.sum() == PAGES - 1
 
 
@@ -79,7 +79,7 @@ def test_a_second_request_of_the_same_engine_is_held_back_too(engines):
     assert a.begin("two", 100) is None and a.leases.is_held_back("two")
     a.leases.end(first)
     await_notice(a, "two")
-    assert a.begin("two", 100).positions == 0
+    assert a.begin("two", 100).reusable == 0
 
 
 def test_no_room_is_none_and_not_held_back(engines):
@@ -125,7 +125,7 @@ def test_the_parts_of_the_pool_always_add_up(engines):
     assert leases.rows == leases.spare == 0
     b.leases.end(other)
     again = a.begin("two", 90)
-    assert again.positions == 80 and a.sum() == PAGES - 1
+    assert again.reusable == 80 and a.sum() == PAGES - 1
 
 
 def await_cached(engine, n, seed=0):
@@ -141,7 +141,7 @@ def test_who_reads_a_damaged_page_is_told_and_nothing_is_asked_without_damage(en
     a.leases.commit(first, 100, NONE, last=True)
     await_cached(b, 96)
     reader, other = b.begin("two", 100), b.begin("other", 50, seed=2)
-    assert reader.positions == 96
+    assert reader.reusable == 96
     before = b.client.counters().operations
     assert not b.leases.any_damaged([reader, other])
     assert b.client.counters().operations == before
@@ -248,7 +248,7 @@ def test_pages_of_its_requests_count_once(engines):
     a.leases.commit(one, 100, NONE, last=True)
     await_cached(a, 96)
     two = a.begin("two", 100)
-    assert two.positions == 96 and a.leases.held == 11 + 5
+    assert two.reusable == 96 and a.leases.held == 11 + 5
     a.leases.room(two, 200)
     assert a.leases.held == 11 + len(two.pages) - 6
     for lease in (one, two):
@@ -264,7 +264,7 @@ def test_only_keys_that_it_has_may_be_reused(engines):
     a.leases.commit(one, 100, NONE, last=True)
     await_cached(b, 96)
     two = b.leases.begin("two", b.space, keys(64), 100)
-    assert two.positions == 64 and two.pages[:4] == one.pages[:4] and two.known == 64
+    assert two.reusable == 64 and two.pages[:4] == one.pages[:4] and two.known == 64
     b.leases.give(two, 100)
     assert b.leases.commit(two, 100, keys(100)[64:], last=True) == 96 and two.known == 100
     b.leases.end(two)
@@ -279,7 +279,7 @@ def test_without_keys_nothing_is_shared(engines):
     assert len(lease.pages) >= 4
     assert a.leases.commit(lease, 50, NONE, last=True) == 0
     a.leases.end(lease, 50, NONE)
-    assert b.begin("two", 50).positions == 0
+    assert b.begin("two", 50).reusable == 0
 
 
 def test_after_new_weights_what_runs_publishes_nothing(engines):
@@ -290,7 +290,7 @@ def test_after_new_weights_what_runs_publishes_nothing(engines):
     assert a.leases.commit(lease, 100, NONE, last=True) == 0
     a.leases.end(lease, 100)
     await_notice(b, "two")
-    assert b.begin("two", 100).positions == 0
+    assert b.begin("two", 100).reusable == 0
 
 
 def test_without_a_daemon_every_answer_is_that_of_a_full_pool(caplog):
@@ -403,7 +403,7 @@ def test_a_checked_page_is_computed_and_then_the_other_one_is_used(checking):
     a, b = checking
     theirs = cached(a)
     lease = b.begin("two", 100)
-    assert lease.positions == 80 and lease.pages[:5] == theirs[:5]
+    assert lease.reusable == 80 and lease.pages[:5] == theirs[:5]
     assert lease.theirs == theirs[5] != lease.pages[5] == lease.own
     b.leases.give(lease, 100)
     assert b.sum() == PAGES - 1
@@ -451,14 +451,14 @@ def test_what_this_engine_computed_itself_is_not_checked(checking):
     b.leases.commit(lease, 100, NONE, last=True)
     b.leases.take_back(1)
     b.leases.end(lease)
-    assert b.begin("again", 100, seed=1).positions == 96
+    assert b.begin("again", 100, seed=1).reusable == 96
 
 
 def test_a_pool_without_a_page_for_a_check_reuses_and_says_so(checking, caplog):
     a, b = checking
     held = a.client.alloc(a.client.stats().free_pages - 1)
     lease = b.begin("two", 100)
-    assert lease.positions == 96 and lease.theirs is None
+    assert lease.reusable == 96 and lease.theirs is None
     assert caplog.text.count("check was not made, because the pool had no page for it.") == 1
     a.client.free(held)
     b.leases.end(lease)
@@ -603,9 +603,9 @@ def test_a_call_waits_until_its_session_counts_as_lost(engines, monkeypatch):
     a, _ = engines
     asked = []
     monkeypatch.setattr(a.client, "set_timeout", asked.append)
-    a.leases._ring(a.client)
+    a.leases._connect(a.client)
     monkeypatch.setattr(a.leases, "_n_ranks", 2)  # none may go on alone
-    a.leases._ring(a.client)
+    a.leases._connect(a.client)
     assert asked == [LOST_S, None]
 
 
@@ -616,9 +616,9 @@ def test_prompts_below_the_minimum_are_neither_read_nor_published(monkeypatch, e
     assert not lease.shared
     a.leases.end(lease)
     lease = a.begin("a", 4 * PAGE + 1)
-    assert lease.shared and lease.positions == 0
+    assert lease.shared and lease.reusable == 0
     a.leases.commit(lease, 4 * PAGE + 1, NONE, last=True)
     a.leases.end(lease)
     await_cached(b, 4 * PAGE)
-    assert b.begin("b", 4 * PAGE).positions == 0
-    assert b.begin("c", 4 * PAGE + 1).positions == 4 * PAGE
+    assert b.begin("b", 4 * PAGE).reusable == 0
+    assert b.begin("c", 4 * PAGE + 1).reusable == 4 * PAGE

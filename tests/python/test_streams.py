@@ -89,15 +89,15 @@ class Scheduler:
             lease = self.leases.begin(request.name, self.space, keys[:-1], len(keys), ahead=1)
             if lease is not None:
                 self.waiting.remove(request)
-                request.lease, request.computed = lease, lease.positions
+                request.lease, request.computed = lease, lease.reusable
                 request.n_prompt = len(keys)
-                self.reused += lease.positions
+                self.reused += lease.reusable
                 self.prefills.append(request)
 
     def prefill(self):
         """A chunk of each prompt. What is launched is published before its results are there."""
         for request in self.prefills:
-            if request.computed > request.lease.positions:
+            if request.computed > request.lease.reusable:
                 self.leases.commit(request.lease, request.computed, NONE, last=False)
         rows = [(request, min(request.computed + CHUNK, request.n_prompt))
                 for request in self.prefills]
@@ -150,14 +150,14 @@ class Scheduler:
             request.finished = True
             self.running.remove(request)
             self.leases.end(lease, computed, keys[lease.known:computed])
-            self.leases.take_back(lease.given - lease.cached)
+            self.leases.take_back(lease.given - lease.committed)
         elif is_prompt and computed >= request.n_prompt:
             self.leases.commit(lease, computed, keys[lease.known:computed], last=True)
 
     def retract(self, request):
         """Without its results, which are not looked at."""
         self.leases.end(request.lease)
-        self.leases.take_back(request.lease.given - request.lease.cached)
+        self.leases.take_back(request.lease.given - request.lease.committed)
         request.lease, request.computed = None, 0
         self.running.remove(request)
         self.waiting.append(request)

@@ -5,7 +5,7 @@ The name of a namespace says what KV depends on; a check finds what the name mis
 were overwritten. The last reused page attends to all positions before it. So wrong weights, other
 rope factors, a wrong type, a damaged page or a page of another prompt show in its K and V.
 
-An engine asks Checks.due() after each BEGIN that reused pages. If a check is due, the engine takes a
+An engine asks Checks.replacement() after each BEGIN that reused pages. If a check is due, it gets a
 private page in place of the last reused one, computes it, and calls compare() before it publishes
 anything that follows. If the pages differ, it calls report() and shares nothing more under that
 name.
@@ -30,7 +30,7 @@ import math
 import os
 from typing import Any, Iterable, NamedTuple, Optional
 
-from .._errors import Error
+from .. import Error
 from .._limited_log import LimitedLog
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,17 @@ class Checks:
         if len(self._checked) > _SEALERS:
             del self._checked[next(iter(self._checked))]
         return sealer
+
+    def replacement(self, ring: Any, page: int) -> Optional[tuple[int, int]]:
+        """If a check is due(), a private page in place of this one, and who sealed this one."""
+        sealer = self.due(ring.client, page)
+        if sealer is None:
+            return None
+        own: Optional[int] = ring.page()
+        if own is None:
+            self.dropped(sealer, "the pool had no page for it")
+            return None
+        return own, sealer
 
     def dropped(self, sealer: int, why: str = "") -> None:
         """A check that was due was not made: the next reuse is the first again. why: logged."""

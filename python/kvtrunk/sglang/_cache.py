@@ -263,10 +263,10 @@ class KvtrunkCache(BasePrefixCache):
     def dfs_weight_order(self, node_handles: Any) -> list[int]:
         """Longest prefix first: the tree is the daemon's, so there is no walk."""
         handles = list(node_handles)
-        return sorted(range(len(handles)), key=lambda i: -int(handles[i].positions))
+        return sorted(range(len(handles)), key=lambda i: -int(handles[i].reusable))
 
     def path_device_indices(self, node: Any) -> Any:
-        return self.allocator.slots(node, 0, node.cached * self.page_size)
+        return self.allocator.slots(node, 0, node.committed * self.page_size)
 
     # ---- admission
 
@@ -374,7 +374,7 @@ class KvtrunkCache(BasePrefixCache):
             self._count_refused(req, leases.no_room)
             return self._not_now(AddReqResult.CONTINUE if held else AddReqResult.OTHER
                                  if leases.is_stalled() else AddReqResult.NO_TOKEN, alone)
-        self._adopt(req, lease, lease.positions, length)
+        self._adopt(req, lease, lease.reusable, length)
         # SGLang wants room for all that a request may generate, too. Other engines may never leave
         # that, so one request runs on what its lease has, and is retracted if it gets no more.
         missing = self._missing(adder, req, length)
@@ -464,7 +464,7 @@ class KvtrunkCache(BasePrefixCache):
         ids = req.full_untruncated_fill_ids
         last = up_to >= len(ids)
         up_to = min(up_to, len(ids) - self._behind)  # drafts that were not accepted have no tokens
-        if lease.theirs is not None and up_to >= (lease.cached + 1) * self.page_size:
+        if lease.theirs is not None and up_to >= (lease.committed + 1) * self.page_size:
             self._check(req, lease)
         keys = _NO_KEYS
         if lease.shared and up_to > lease.known:

@@ -33,6 +33,7 @@ from .. import Client, ConnectionLost, Error, Namespace, Stale, Timeout
 from .._limited_log import LimitedLog
 from .._seq import Fence
 from ..engine._check import Checks, check_every
+from ..engine._hold import Hold
 from ..engine._ring import WAIT_MS, Begun, Ring
 from ..engine._socket import min_positions
 from ..engine._stall import LOST_S, Stall, Stalled
@@ -46,50 +47,30 @@ DECODE_POSITIONS = 64
 _EMPTY = array("I")
 
 
-class Lease:
-    """What SGLang calls a tree node: a prefix in the tree, and the pages that continue it.
+class Lease(Hold):
+    """What SGLang calls a tree node: a prefix in the tree, and the pages that continue it. The row of
+    its request has the pages that are given; a page to check is page `committed`.
 
-    Without a daemon's lease (`number` is None) it is a hint: `positions` of a prompt are cached.
+    Without a daemon's lease (`number` is None) it is a hint: `reusable` of a prompt are cached.
     """
 
-    __slots__ = ("number", "pages", "positions", "cached", "given", "known", "spare", "locks",
-                 "shared", "written", "own", "theirs", "sealer", "committed", "ticket", "asked",
-                 "damaged", "__weakref__")
+    __slots__ = ("spare", "locks", "written", "told", "looked", "__weakref__")
+    pages: array[int]
 
-    def __init__(self, positions: int = 0) -> None:
-        self.number: Optional[tuple[int, int]] = None
+    def __init__(self, reusable: int = 0) -> None:
+        super().__init__()
         self.pages = _EMPTY
-        """Page table."""
-        self.positions = positions
-        """Positions that were cached when it began."""
-        self.cached = 0
-        """Leading pages that the tree has, or will have: read only."""
-        self.given = 0
-        """Leading pages that the request's row has."""
-        self.known = 0
-        """Positions whose keys the daemon has."""
+        self.reusable = reusable
         self.spare = 0
         """Pages that no row has."""
         self.locks = 0
         """SGLang's locks; with the last one the lease ends."""
-        self.shared = True
-        """False: it publishes nothing (more)."""
         self.written: Optional[Fence] = None
         """Behind the last pass that computed a part of its prompt, on a device."""
-        self.own: Optional[int] = None
-        """A page of the session's that the row has in place of one to check."""
-        self.theirs: Optional[int] = None
-        """The page to check, page `cached` of the lease."""
-        self.sealer = 0
-        """Who sealed that one."""
-        self.committed = 0
+        self.told = 0
         """Positions of the last COMMIT."""
-        self.ticket = 0
-        """Of that."""
-        self.asked = 0
+        self.looked = 0
         """How many pages were damaged when it was asked last whether one of its own is."""
-        self.damaged = False
-        """One is: what was computed behind it is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +92,8 @@ class Leases:
         """socket: the daemon's, for messages."""
         self.warn = LimitedLog(logger.warning)
         self._n_ranks, self._socket = n_ranks, socket
-        self.ring = self._ring(client)
+        self._check_every = check_every()
+        self._connect(client)
         self.follows = client.info.rank > 0
         """Whether it asks nothing, and does what rank 0 saw."""
         self.page_size = client.info.page_size
@@ -138,40 +120,35 @@ class Leases:
         """The last BEGIN found no room."""
         self._full: Optional[Reading] = None
         """What the pool had before that, as rank 0 saw it."""
-        self._check_every = check_every()
         self._min_positions = min_positions()
         self._damaged_pages = 0
         """Before the last BEGIN."""
         self._found: list[tuple[int, int]] = []
         """Leases that read a damaged page, and are not told."""
-        self._begin_checks()
 
     def continue_with(self, client: Client) -> None:
         """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
-        self.ring = self._ring(client)
-        self._begin_checks()
+        self._connect(client)
         self.lost = False
         self._waiting.clear()
         self._answered.clear()
         self._wait_ms.clear()
         self._found.clear()
 
-    def _ring(self, client: Client) -> Ring:
+    def _connect(self, client: Client) -> None:
         # Where a lost session ends the engine, a daemon that does not answer is waited for.
         lost_s = LOST_S if self._survives(client) else None
         if client.info.rank == 0:
             client.set_timeout(lost_s)
-        return Ring(client, warn=self.warn,
-                    stall=Stall(self._socket, logger.warning, lost_s))
+        self.ring = Ring(client, warn=self.warn,
+                         stall=Stall(self._socket, logger.warning, lost_s))
+        # No session of this daemon's was checked so far.
+        self._checks = Checks(self._check_every, self.warn)
 
     def _survives(self, client: Client) -> bool:
         """Whether requests continue on another daemon. No rank goes on, or begins with a new daemon,
         alone, and graphs are captured with addresses of the old one's device memory."""
         return self._n_ranks == 1 and client.info.backend == "host"
-
-    def _begin_checks(self) -> None:
-        """No session of this daemon's was checked so far."""
-        self._checks = Checks(self._check_every, self.warn) if self._check_every else None
 
     @property
     def idle(self) -> bool:
@@ -289,16 +266,15 @@ class Leases:
                 self._waiting[request] = begun.ticket
             return None
         self._wait_ms.pop(request, None)
-        lease = Lease(begun.reusable)
-        lease.number = begun.lease
+        lease = Lease()
+        lease.begin(begun, self.page_size)
         lease.pages = array("I", begun.pages)
-        lease.cached = lease.given = begun.reusable // self.page_size
-        lease.known = len(keys)
+        lease.given = lease.committed
         lease.shared = len(keys) > 0
-        lease.committed, lease.asked = begun.reusable, self._damaged_pages
+        lease.told, lease.looked = begun.reusable, self._damaged_pages
         self._live[begun.lease] = lease
         self._hold(lease.pages)
-        if self._checks is not None and lease.cached and lease.shared:
+        if self._check_every and lease.committed and lease.shared:
             self._maybe_check(lease)
         self._count(lease)
         return lease
@@ -308,39 +284,30 @@ class Leases:
     def _maybe_check(self, lease: Lease) -> None:
         """If a check is due, give the row a page of its own for the last one that it would reuse.
         The lease has that one all the same."""
-        last = lease.cached - 1
-        check = self.see(self._try, self._due, lease.pages[last])
+        last = lease.committed - 1
+        theirs = lease.pages[last]
+        check = self.see(self._try, self._checks.replacement, self.ring, theirs)
         if check is not None:
-            own, lease.sealer = check
-            lease.theirs, lease.own = lease.pages[last], own
-            self._exchange(lease, last, own)
-            lease.cached = lease.given = last
-            lease.positions -= self.page_size
-
-    def _due(self, page: int) -> Optional[tuple[int, int]]:
-        """A page of its own, and who sealed the other one."""
-        assert self._checks is not None
-        sealer = self._checks.due(self.ring.client, page)
-        if sealer is None:
-            return None
-        own = self.ring.page()
-        if own is None:
-            self._checks.dropped(sealer, "the pool had no page for it")
-            return None
-        return own, sealer
+            own, sealer = check
+            lease.check(own, sealer, self.page_size)
+            self._let([theirs])
+            self._hold([own])
+            lease.committed = lease.given = last
 
     def passed(self, lease: Lease) -> None:
         """The checked page is what this engine computes: commit() puts it into the row."""
         assert lease.theirs is not None
-        self._exchange(lease, lease.cached, lease.theirs)
+        lease.pages[lease.committed] = lease.theirs
+        self._let([lease.own])
+        self._hold([lease.theirs])
         lease.theirs = None
 
     def _drop(self, lease: Lease, why: str = "") -> None:
         """What the lease would check is not checked."""
-        if lease.theirs is not None:
+        if self.follows:
             lease.theirs = None
-            if self._checks is not None and not self.follows:
-                self._checks.dropped(lease.sealer, why)
+        else:
+            lease.drop(self._checks, why)
 
     def _begin(self, ticket: int, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
         """ticket: of an earlier one, which may have been answered late."""
@@ -391,42 +358,35 @@ class Leases:
         Pages that others sealed first stay this lease's, until its end: passes that are launched on
         them may be under way.
         """
-        done = lease.cached * self.page_size
+        done = lease.committed * self.page_size
         if not lease.shared or lease.theirs is not None or computed < done + self.page_size:
             return done
         ticket = self.see(self._try, self.ring.commit, lease.number, computed, keys,
                           lease.written or self._fence(), not last)
         if not ticket:
             return done  # a later one, or the end, brings them
-        lease.ticket, lease.committed = ticket, computed
-        lease.known += len(keys)
         pages = computed // self.page_size
-        self.rows -= pages - lease.cached
-        lease.cached = pages
+        self.rows -= pages - lease.committed
+        lease.published(ticket, pages, len(keys))
+        lease.told = computed
         self._count(lease)
         return pages * self.page_size
 
     def end(self, lease: Lease, computed: int = 0, keys: Any = _EMPTY) -> None:
         """End, after a last commit if computed > 0. Does not wait. A second call does nothing."""
-        number, lease.number = lease.number, None
-        if number is None:
+        if lease.number is None:
             return
         self.spare -= lease.spare
         lease.spare = 0
         self._let(lease.pages)
-        if lease.theirs is not None:
+        if lease.theirs is not None or not lease.shared:
             computed, keys = 0, _EMPTY
-            self._drop(lease, "its request ended before")
-        if self._live.pop(number, None) is None or self.lost:
-            return  # of a daemon that is gone
-        fence = self._fence()
-        if self.follows:
-            return  # rank 0 ends it
-        if not lease.shared:
-            computed, keys = 0, _EMPTY
-        self._try(self.ring.end, number, fence, computed, keys)
-        if lease.own is not None:
-            self._try(self.ring.free, [lease.own], fence)
+        self._drop(lease, "its request ended before")
+        if self._live.pop(lease.number, None) is not None and not self.lost:  # its daemon is there
+            fence = self._fence()
+            if not self.follows:  # rank 0 ends it
+                self._try(lease.end, self.ring, fence, computed, keys)
+        lease.number = None
 
     def any_damaged(self, leases: list[Lease]) -> bool:
         """Whether one of these, whose prompts are computed, is known to read a page that was written
@@ -440,11 +400,12 @@ class Leases:
     def _look(self, leases: list[Lease]) -> tuple[tuple[int, int], ...]:
         damaged_pages = self.ring.damaged_pages
         for lease in leases:
-            if lease.asked == damaged_pages or lease.number is None:
+            if lease.looked == damaged_pages or lease.number is None:
                 continue
-            ticket = self.ring.commit(lease.number, lease.committed, _EMPTY, None, True)
+            ticket = self.ring.commit(lease.number, lease.told, _EMPTY, None, True)
             if ticket:
-                lease.ticket, lease.asked = ticket, damaged_pages
+                lease.commits.append(ticket)
+                lease.looked = damaged_pages
         self.reap()
         found, self._found = tuple(self._found), []
         return found
@@ -484,11 +445,6 @@ class Leases:
         self._readers[numbers] -= 1
         self.held -= int(np.count_nonzero(self._readers[numbers] == 0))
 
-    def _exchange(self, lease: Lease, index: int, page: int) -> None:
-        self._let([lease.pages[index]])
-        lease.pages[index] = page
-        self._hold([page])
-
     def reap(self) -> None:
         """Take the answers of COMMIT and END."""
         if self.follows:
@@ -496,7 +452,7 @@ class Leases:
         for ticket, error in self._try(self.ring.reap) or ():
             if error.reason == "damaged":
                 self._found += [number for number, lease in self._live.items()
-                                if lease.ticket == ticket]
+                                if lease.commits[-1:] == [ticket]]
             self._say_why(error)
 
     def forget(self, request: str) -> None:
@@ -532,6 +488,6 @@ class Leases:
             logger.error("kvtrunk: the daemon is gone: %s", error)
 
     def _count(self, lease: Lease) -> None:
-        spare = len(lease.pages) - max(lease.given, lease.cached)
+        spare = len(lease.pages) - max(lease.given, lease.committed)
         self.spare += spare - lease.spare
         lease.spare = spare

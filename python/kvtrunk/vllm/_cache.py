@@ -16,18 +16,19 @@ requests; then `engine.recover()` connects again and they begin as if they were 
 from __future__ import annotations
 
 import collections
-import dataclasses
+import contextlib
 import time
 from array import array
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
-from .._errors import ConnectionLost, Error, Stale
+from .. import ConnectionLost, Error, Stale
 from .._seq import JUNCTION, SIDE_LET, Fence
 from ..engine._check import Finding, report
-from ..engine._ring import WAIT_MS, Begun, Lease
+from ..engine._hold import Hold
+from ..engine._ring import WAIT_MS, Begun
 from ..engine._stall import Stalled
 from ._engine import PATIENCE_S, STEP_WORD, Engine
 from ._hybrid import Point, Sides
@@ -41,20 +42,16 @@ _USAGE_S = 0.1
 _NO_KEYS = array("I")
 
 
-@dataclasses.dataclass
-class Check:
+class Check(NamedTuple):
     """What a worker compares: a page of this engine's, and the one that it replaced."""
 
     number: int
     mine: int
     theirs: int
-    upto: int
-    """Positions after which its own page is complete."""
     reused: Optional[int]
     """First page that is reused all the same. None: there is none, so all is the engine's own."""
-    sealer: int
-    step: int = 0
-    """The step that completes its own page; 0: not scheduled yet."""
+    step: int
+    """The step that completes its own page."""
 
 
 def _not_done(**asked: Any) -> RuntimeError:
@@ -66,58 +63,40 @@ def _not_done(**asked: Any) -> RuntimeError:
                         "install a newer kvtrunk")
 
 
-class State:
-    """A request's hold on the pool."""
+class State(Hold):
+    """A request's hold on the pool. If it is damaged, vLLM must preempt it."""
 
-    __slots__ = ("request", "session", "lease", "table", "reusable", "given", "room", "committed",
-                 "known", "commits", "asked", "ticket", "retry", "wait_ms", "shared", "keys", "prompt",
-                 "check", "own", "computed", "ended", "redo", "drafted", "point", "n_prompt",
-                 "refused", "sides_first", "alone")
+    __slots__ = ("request", "session", "room", "asked", "ticket", "retry", "wait_ms", "keys",
+                 "prompt", "checked", "computed", "ended", "drafted", "point", "n_prompt", "counted",
+                 "sides_first", "alone")
+    pages: list[int]
 
     def __init__(self, request: Any, session: int) -> None:
+        super().__init__()
         self.request = request
         self.session = session
         """The session of the lease: leases end with it."""
-        self.lease: Optional[Lease] = None
-        self.table: list[int] = []
-        """Pages of the lease; the scheduler knows the first `given` of them."""
-        self.given = 0
         self.room = 0
-        """Positions of those, 0 when the session was lost."""
-        self.reusable = 0
-        """Positions that were cached at the beginning."""
-        self.committed = 0
-        """Pages that are published, or will be at their fence."""
-        self.known = 0
-        """Positions whose keys the daemon has."""
-        self.commits: list[int] = []
-        """Tickets of its commits."""
+        """Positions of the pages that are given, 0 when the session was lost."""
         self.asked = False
         """Whether a store was asked for it, if there is one."""
         self.ticket = 0
         """Above 0: held back until this notice."""
         self.retry = 0.0
         """No space: not to try before this time."""
-        self.refused = False
+        self.counted = False
         """Whether it is counted as one that found no space."""
         self.wait_ms = WAIT_MS
         """How long to wait for what others compute or load."""
-        self.shared = True
-        """Whether its pages may be published."""
         self.keys: Optional[Keys] = None
         self.prompt: Optional[array[int]] = None
         """Keys of all its tokens, until it begins."""
-        self.check: Optional[Check] = None
-        """The check that its commits wait for."""
-        self.own: Optional[int] = None
-        """A page of the session's in place of the last reused one, because it was checked."""
+        self.checked: Optional[Check] = None
+        """The check in flight, for which its commits wait."""
         self.computed = 0
         """Positions to commit when the check has passed."""
         self.ended = False
         """Freed by vLLM, before the check's outcome came."""
-        self.redo = False
-        """Whether vLLM must preempt it, because a page that it reads is wrong: its KV is computed
-        again."""
         self.drafted: Optional[int] = None
         """Positions whose draft KV was written, if vLLM left it out in a step."""
         self.n_prompt: int = request.num_prompt_tokens
@@ -178,12 +157,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         # Adapters are loaded between steps, at admission.
         if self.engine.is_lost or request.lora_request is not None:
             return
-        try:
-            self._fetch(state)
-        except Stalled:
-            pass  # asked again when it is admitted
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
+        with contextlib.suppress(Stalled):  # asked again when it is admitted
+            self._try(self._fetch, state)
 
     def _fetch(self, state: State) -> None:
         """Ask a store for what the pool lacks, once. If there is one, hold the request back until the
@@ -246,10 +221,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                                self._pool_is_idle())
             return
         self._begun.append(state)
-        state.lease, state.table, state.reusable = begun.lease, begun.pages, begun.reusable
+        state.begin(begun, self.page_size)
         state.prompt = None
-        state.known = begun.known
-        state.committed = begun.reusable // self.page_size
         if begun.reusable:
             self._report(state)
         if self.sides is not None:
@@ -268,8 +241,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def _refused(self, state: State) -> None:
         """Count a request that cannot begin for want of room, once."""
-        if not state.refused:
-            state.refused = True
+        if not state.counted:
+            state.counted = True
             self._counts[self.engine.ring.limit or "all_locked"] += 1
 
     def take_refused(self) -> dict[str, int]:
@@ -278,27 +251,15 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return dict(counts)
 
     def _maybe_check(self, state: State) -> None:
-        """If a check is due, put a page of our own in place of the last reused one. The lease keeps
-        that one: its table in the daemon does not change."""
-        ring, last = self.engine.ring, state.committed - 1
-        theirs = state.table[last]
-        sealer = self.engine.checks.due(ring.client, theirs)
-        if sealer is None:
-            return
-        state.own = ring.page()
-        if state.own is None:
-            self.engine.checks.dropped(sealer, "the pool had no page for it")
-            return
-        self._checks += 1
-        state.check = Check(self._checks, state.own, theirs, state.reusable,
-                            state.table[0] if last else None, sealer)
-        state.table[last] = state.own
-        state.reusable -= self.page_size
+        """If a check is due, put a page of our own in place of the last reused one."""
+        check = self.engine.checks.replacement(self.engine.ring, state.pages[state.committed - 1])
+        if check is not None:
+            state.check(*check, self.page_size)
 
     def _ready(self, state: State) -> bool:
         """Try to have a lease."""
-        if state.lease is not None:
-            return state.alive(self.engine.session) and not state.redo
+        if state.number is not None:
+            return state.alive(self.engine.session) and not state.damaged
         begun = None
         try:
             if self.engine.is_lost:
@@ -322,7 +283,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.engine.ring.end(begun.lease, None)
         except (ConnectionLost, Stale) as error:
             self._lose(error)
-        return state.lease is not None
+        return state.number is not None
 
     def _state(self, request: Any) -> State:
         state = self.states.get(request.request_id)
@@ -338,7 +299,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if not self._ready(state):
             return self.empty_kv_cache_blocks, 0, 0
         blocks = self.block_pool.blocks
-        main = [blocks[page] for page in state.table[:state.reusable // self.page_size]]
+        main = [blocks[page] for page in state.pages[:state.reusable // self.page_size]]
         if self.sides is None:
             return self.create_kv_cache_blocks((main,)), state.reusable, 0
         assert state.point is not None
@@ -349,7 +310,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """True: the scheduler shall look at other requests, this one waits for another engine, a
         store, or the daemon."""
         state = self.states.get(request.request_id)
-        return state is not None and state.lease is None and (
+        return state is not None and state.number is None and (
             state.ticket > 0 or self.engine.is_lost)
 
     # ---- slots
@@ -373,11 +334,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is not None and total <= state.room:
             return self.empty_kv_cache_blocks
         # One that is not begun is not begun here: vLLM was told that it reuses nothing.
-        if state is None or state.lease is None or self.engine.is_lost or not self._ready(state):
+        if state is None or state.number is None or self.engine.is_lost or not self._ready(state):
             return None
         kept = self.watermark_blocks if state.given == 0 and has_scheduled_reqs else 0
         need = -(-min(total, self.max_model_len) // self.page_size)
-        missing = max(0, need - len(state.table))
+        missing = max(0, need - len(state.pages))
         if kept and self.sides is None and not self._has_free(missing + kept):
             return None
         if missing and not self._extend(state, missing):
@@ -392,7 +353,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
         before, state.given, state.room = state.given, need, need * self.page_size
-        return KVCacheBlocks(([blocks[page] for page in state.table[before:need]],))
+        return KVCacheBlocks(([blocks[page] for page in state.pages[before:need]],))
 
     def _is_whole(self, state: State) -> bool:
         """Whether a request begins with pages for all its tokens: if vLLM wants that, or if it is
@@ -408,12 +369,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def _has_free(self, n: int) -> bool:
         """Whether the pool has n pages beside what this request has: --watermark."""
-        try:
-            found = self.engine.ring.client.counters()
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
-            return False
-        return bool(found.free_pages + found.evictable_pages + self.engine.ring.stocked >= n)
+        found = self._try(self.engine.ring.client.counters)
+        return found is not None and bool(
+            found.free_pages + found.evictable_pages + self.engine.ring.stocked >= n)
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
                         whole: bool, kept: int) -> Optional[KVCacheBlocks]:
@@ -440,7 +398,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         end = -(-total // sides.block_size) * sides.block_size
         state.room = end - 1 if processed > end - sides.block_size else 0
         blocks = self.block_pool.blocks
-        new = state.table[before:need]
+        new = state.pages[before:need]
         made = sides.allocate(request, total, found.blocks, computed,
                               [blocks[page] for page in new],
                               new[max(0, state.reusable // self.page_size - before):])
@@ -469,17 +427,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
                                    self.max_model_len))
 
     def _extend(self, state: State, n: int) -> bool:
-        lease = state.lease
-        assert lease is not None
-        try:
-            pages = self.engine.ring.extend(lease, n)
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
-            return False
-        if pages is None:
-            return False
-        state.table += pages
-        return True
+        pages = self._try(self.engine.ring.extend, state.number, n)
+        state.pages += pages or ()
+        return pages is not None
 
     def _running(self) -> bool:
         """Whether a request of this engine was scheduled, and so will give back what it has."""
@@ -500,13 +450,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
             name = state.request.request_id
             if state.given or self.engine.is_lost or self.states.get(name) is not state:
                 continue
-            try:
-                self._end(state, self.fence())
-            except (ConnectionLost, Stale) as error:
-                self._lose(error)
+            self._try(self._end, state, self.fence())
+            if self.engine.is_lost:
                 return
             fresh = self.states[name] = State(state.request, state.session)
-            fresh.asked, fresh.refused, fresh.sides_first = True, state.refused, state.sides_first
+            fresh.asked, fresh.counted, fresh.sides_first = True, state.counted, state.sides_first
             fresh.retry = time.monotonic() + RETRY_S
 
     # ---- publishing
@@ -534,25 +482,29 @@ class KvtrunkKVCacheManager(KVCacheManager):
             if state is None:
                 continue
             tokens = state.request.num_computed_tokens + n
-            check = state.check
-            if check is not None and not check.step and tokens >= check.upto:
-                check.step = self.step
-                self._asked[check.number] = state
-                checks.append(check)
+            if (state.theirs is not None and state.checked is None and
+                    tokens >= state.committed * self.page_size):
+                checks.append(self._ask(state))
             if (tokens >= (state.committed + 1) * self.page_size or self.sides is not None and
                     self.sides.pool.unread(name, state.committed)):
                 self._commit(state, tokens)
         return checks
 
+    def _ask(self, state: State) -> Check:
+        """Have the page compared that this step completes."""
+        assert state.own is not None and state.theirs is not None
+        self._checks += 1
+        self._asked[self._checks] = state
+        state.checked = Check(self._checks, state.own, state.theirs,
+                              state.pages[0] if state.reusable else None, self.step)
+        return state.checked
+
     def _flush(self) -> None:
         """Give back side pages that no request needs."""
         if self.sides is None or self.engine.is_lost:
             return
-        try:
-            self.sides.pool.returned(self.engine.ring.not_taken())
-            self.sides.pool.flush(self.fence())
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
+        self.sides.pool.returned(self._try(self.engine.ring.not_taken) or ())
+        self._try(self.sides.pool.flush, self.fence())
 
     def _note_undrafted(self, num_scheduled_tokens: dict[str, int]) -> None:
         """If vLLM leaves out the draft KV of this step, publish no position of it."""
@@ -588,12 +540,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state.drafted is not None:
             tokens = min(tokens, state.drafted)
         pages = max(tokens // self.page_size, state.committed)
-        if state.lease is None or not state.shared or not state.alive(self.engine.session):
+        if state.number is None or not state.shared or not state.alive(self.engine.session):
             return
         sides = self._sides_of(state, pages, last)
         if pages <= state.committed and not sides:
             return
-        if state.check is not None:
+        if state.theirs is not None:
             state.computed = max(state.computed, tokens)
             return
         assert state.keys is not None
@@ -603,16 +555,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
         upto = pages * self.page_size
         keys = state.keys.of(state.known, upto)
         chunked = tokens + self._behind < state.request.num_prompt_tokens
-        try:
-            ticket = self.engine.ring.commit(state.lease, upto, keys, self.fence(), chunked, sides)
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
-            return
+        ticket = self._try(self.engine.ring.commit, state.number, upto, keys, self.fence(), chunked,
+                           sides)
         if not ticket:
             return  # a later commit publishes these pages, too
-        state.commits.append(ticket)
-        state.known = max(state.known, upto)
-        state.committed = pages
+        state.published(ticket, pages, len(keys))
         if sides:
             assert self.sides is not None and state.point is not None
             given = [side for side in sides if side[2] not in (0, SIDE_LET)]
@@ -638,7 +585,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return
         if self._asked and step:
             self.checked({number: None for number, state in self._asked.items()
-                          if state.check is not None and state.check.step <= step})
+                          if state.checked is not None and state.checked.step <= step})
         try:
             if step and self.awaited:
                 self.engine.ring.client.raise_fence(STEP_WORD, step)
@@ -649,13 +596,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._lose(error)
             return
         for ticket, why in refused:
-            damaged = why.reason == "damaged"
             for state in self.states.values():
-                if ticket in state.commits:
-                    state.shared = False
-                    if damaged:
-                        state.redo, state.room = True, 0
-            if damaged:
+                if state.refused(ticket, why) and state.damaged:
+                    state.room = 0
+            if why.reason == "damaged":
                 logger.error("kvtrunk: a page that a request reads was written after it was sealed: "
                              "the request is computed again, but for the tokens that it has")
             elif not isinstance(why, Stale):
@@ -670,12 +614,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._flush()
         if self.engine.steps_idle or self.engine.is_lost or any(self.in_flight):
             return
-        try:
-            self.engine.ring.settle()
-            self._flush()
-            self.engine.ring.settle()
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
+        self._try(self.engine.ring.settle)
+        self._flush()
+        self._try(self.engine.ring.settle)
 
     def owes(self) -> bool:
         """Whether vLLM has to step on without requests, because it holds what it shall give back."""
@@ -687,14 +628,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Outcomes of checks by number. None: the worker said nothing, so nothing is published."""
         for number, finding in findings.items():
             state = self._asked.pop(number, None)
-            if state is None or state.check is None or not state.alive(self.engine.session):
+            if state is None or state.checked is None or not state.alive(self.engine.session):
                 continue
-            check, state.check = state.check, None
+            check, state.checked, state.theirs = state.checked, None, None
             if finding is None or finding.differs:
                 state.shared = False
             try:
                 if finding is None:
-                    self.engine.checks.dropped(check.sealer, "no worker told what it found")
+                    self.engine.checks.dropped(state.sealer, "no worker told what it found")
                 elif finding.differs:
                     self._distrust(state, check, finding)
                 self._commit(state, state.computed)
@@ -706,30 +647,25 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def _distrust(self, found_by: State, check: Check, finding: Finding) -> None:
         """Share nothing more under this name, and compute again all that was computed under it."""
         logger.error("kvtrunk: %s", report(self.engine.ring.client, check.theirs, finding))
-        self.engine.checks.dropped(check.sealer)
-        if found_by.redo:
+        self.engine.checks.dropped(found_by.sealer)
+        if found_by.damaged:
             return  # another page told
         self.unshare()
         if self.engine.name is not None:
             self.engine.name.unknown()
         for state in (found_by, *self.states.values(), *self._asked.values()):
-            if state.lease is not None:
-                state.redo, state.room = True, 0
+            if state.number is not None:
+                state.damaged, state.room = True, 0
 
     def _cancel(self, state: State, why: str = "") -> None:
         """Make no check of it, unless one is in flight. why: logged."""
-        if state.check is not None and not state.check.step:
-            self.engine.checks.dropped(state.check.sealer, why)
-            state.check = None
+        if state.checked is None:
+            state.drop(self.engine.checks, why)
 
     # ---- the end
 
     def _end(self, state: State, fence: Optional[Fence]) -> None:
-        ring = self.engine.ring
-        assert state.lease is not None
-        ring.end(state.lease, fence)
-        if state.own is not None:
-            ring.free([state.own], fence)
+        state.end(self.engine.ring, fence)
         self._cancel(state, "its request ended before")
 
     def free(self, request: Any) -> None:
@@ -737,29 +673,36 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None:
             return
         if not self.engine.is_lost and state.alive(self.engine.session):
-            self._free(state)
+            self._try(self._free, state)
         if self.sides is not None:
             self.sides.free(request.request_id)
         self._settle()
 
     def _free(self, state: State) -> None:
         request = state.request
-        try:
-            if state.ticket:
-                self.engine.ring.give_up(state.ticket)
-            self.engine.ring.announce(bool(self.states))
-            # Positions of tokens that were accepted since; that of the last token is not computed.
-            self._commit(state, min(request.num_computed_tokens, request.num_tokens - 1), last=True)
-            if state.check is not None and state.check.step:
-                state.ended = True
-            elif state.lease is not None:
-                self._end(state, self.fence())
-        except (ConnectionLost, Stale) as error:
-            self._lose(error)
+        if state.ticket:
+            self.engine.ring.give_up(state.ticket)
+        self.engine.ring.announce(bool(self.states))
+        # Positions of tokens that were accepted since; that of the last token is not computed.
+        self._commit(state, min(request.num_computed_tokens, request.num_tokens - 1), last=True)
+        if state.checked is not None:
+            state.ended = True
+        elif state.number is not None:
+            self._end(state, self.fence())
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         self.free(request)  # END has its own fence
         return []
+
+    def _try(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """Its result. None: the session is lost."""
+        if self.engine.is_lost:
+            return None
+        try:
+            return operation(*arguments)
+        except (ConnectionLost, Stale) as error:
+            self._lose(error)
+        return None
 
     def _lose(self, error: Error) -> None:
         """The session is gone with all leases: let vLLM preempt everything."""
@@ -784,7 +727,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state is None:
             return self.empty_kv_cache_blocks
         blocks = self.block_pool.blocks
-        main = [blocks[page] for page in state.table[:state.given]]
+        main = [blocks[page] for page in state.pages[:state.given]]
         return self.create_kv_cache_blocks(
             (main,) if self.sides is None else self.sides.blocks(request_id, main))
 
@@ -792,7 +735,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if self.sides is not None:
             return self.get_blocks(request_id).get_block_ids()
         state = self.states.get(request_id)
-        return (state.table[:state.given] if state is not None else [],)
+        return (state.pages[:state.given] if state is not None else [],)
 
     def estimate_cached_tokens(self, request: Any) -> int:
         state = self.states.get(request.request_id)
@@ -844,10 +787,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Share of the pool that no engine could get now: private, locked, quarantined."""
         now = time.monotonic()
         if now - self._usage[0] > _USAGE_S and not self.engine.is_lost:
-            try:
-                found = self.engine.ring.client.counters()
+            found = self._try(self.engine.ring.client.counters)
+            if found is not None:
                 held = found.private_pages + found.protected_pages + found.quarantined_pages
                 self._usage = (now, held / max(1, self.engine.info.n_pages - 1))
-            except (ConnectionLost, Stale) as error:
-                self._lose(error)
         return self._usage[1]

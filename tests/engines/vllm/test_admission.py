@@ -66,10 +66,10 @@ def test_pages_of_a_request_that_is_not_scheduled_leave_behind_the_steps_in_flig
         manager.scheduled({"first": 5 * PAGE})
         manager.free(first)
         manager.get_computed_blocks(other)
-        assert manager.states["other"].lease is not None
+        assert manager.states["other"].number is not None
         held = counters(daemon).private_pages
         manager.scheduled({})  # the other begins later
-        assert manager.states["other"].lease is None
+        assert manager.states["other"].number is None
         assert counters(daemon).private_pages == held
         manager.processed()
         until(lambda: counters(daemon).private_pages == 0)

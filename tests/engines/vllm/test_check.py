@@ -209,7 +209,7 @@ def test_the_first_reuse_computes_one_page_more(daemon, pair):
     b.add(TEXT)
     step, [check] = b.schedule()
     assert step.total_num_scheduled_tokens == len(TEXT) - 2 * PAGE
-    assert check.mine != check.theirs and check.upto == 3 * PAGE
+    assert check.mine != check.theirs and check.reused not in (None, check.mine, check.theirs)
     b.finish(step, EQUAL)
     until(lambda: cached(daemon) == 6)
     expect_nothing_held(daemon)
