@@ -7,11 +7,11 @@ import errno
 import json
 import pathlib
 import subprocess
-from typing import Any, Optional
+from typing import Any, Callable, Iterable, Optional
 
-from .._client import Client, Info, connect
-from .._errors import Error
+from .. import Client, Error, Geometry, Info, __version__, connect
 from ..testing import program
+from ._replaced import Replaced
 from ._socket import socket_of
 
 ANSWER_S = 3.0
@@ -32,6 +32,11 @@ class Report:
         """Something that is neither right nor wrong."""
         print(f"      {text}")
 
+    def replaced(self, rows: Iterable[Replaced]) -> None:
+        """The adapter's table."""
+        for row in rows:
+            self.note(f"replaces {row.what}: {row.why}")
+
     def bad(self, text: str, cure: str) -> None:
         """Something that is not, and what to do."""
         self.wrong += 1
@@ -41,6 +46,18 @@ class Report:
 def _n(n: int, noun: str) -> str:
     """As "1 page" or "2 pages"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def run(name: str, installed: Callable[[Report], None],
+        fits: Callable[[Report, Info, Geometry], None], socket: Optional[str], device: str) -> int:
+    """The command. Returns 1 if something is wrong."""
+    report = Report()
+    report.good(f"kvtrunk {__version__}")
+    installed(report)
+    info = daemon(report, socket, device, f"python -m kvtrunk.{name} flags MODEL")
+    if info is not None and info.geometry is not None:
+        fits(report, info, info.geometry)
+    return 1 if report.wrong else 0
 
 
 def daemon(report: Report, socket: Optional[str], device: str, flags: str) -> Optional[Info]:

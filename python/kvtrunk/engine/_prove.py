@@ -21,9 +21,7 @@ import tempfile
 import time
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
-from .. import testing
-from .._errors import Error
-from .._geometry import Geometry
+from .. import Error, Geometry, testing
 from .._options import count
 from .._progress import Steps
 from . import _proofs
@@ -443,6 +441,12 @@ def _verdict(proof: Proof, plan: Plan, seconds: float) -> None:
         print(f"{plan.engine} without kvtrunk gives {n_differ} of {floor.n} texts otherwise when "
               "they are cached or run beside others: its kernels round otherwise then. Texts on the "
               f"pool were judged by that. {plan.exact} makes them exact")
+
+
+def prove(plan: Callable[[Any, Size], Plan], arguments: argparse.Namespace) -> int:
+    """The command. Returns the exit status."""
+    size = Size(arguments.prompts, most_positions(arguments.model, arguments.positions))
+    return run(lambda: plan(arguments, size), size, arguments.logs)
 
 
 def run(make_plan: Callable[[], Plan], size: Size, logs: Optional[str] = None) -> int:

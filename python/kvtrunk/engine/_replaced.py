@@ -3,7 +3,8 @@
 module _replaced, which `doctor` and the adapter's document print."""
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple
+import functools
+from typing import Any, Callable, Iterable, NamedTuple
 
 
 class Replaced(NamedTuple):
@@ -16,12 +17,22 @@ class Replaced(NamedTuple):
     """What shows that it took: what ends the engine's start if it did not."""
 
 
+def around(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Have hook(original, ...) called in place of a function of the engine. A second call does
+    nothing."""
+    original = getattr(owner, name)
+    if hasattr(original, "kvtrunk"):
+        return
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(replaced, "kvtrunk", True)
+    setattr(owner, name, replaced)
+
+
 def table(rows: Iterable[Replaced]) -> list[str]:
     """As lines of Markdown."""
     return ["| replaced | why | what shows that it took |", "| --- | --- | --- |",
             *(f"| `{row.what}` | {row.why} | {row.proof} |" for row in rows)]
-
-
-def lines(rows: Iterable[Replaced]) -> list[str]:
-    """As lines of text, for doctor."""
-    return [f"{row.what}: {row.why}" for row in rows]

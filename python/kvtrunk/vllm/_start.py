@@ -10,24 +10,22 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..engine._replaced import around
+
 
 def keep_pages() -> None:
     """Let this process's worker warm up on page 0. A second call does nothing."""
     module = sys.modules.get("vllm.v1.worker.gpu_worker")
-    if module is None:
-        return
-    original = module.Worker.compile_or_warm_up_model
-    if original.__module__ == __name__:
-        return
+    if module is not None:
+        around(module.Worker, "compile_or_warm_up_model", _warm_up)
 
-    def warm_up(worker: Any) -> Any:
-        tables = getattr(worker.model_runner, "block_tables", None)
-        if tables is None:  # the first model runner
-            return original(worker)
-        tables.redirect_writes_to_null_block = True
-        try:
-            return original(worker)
-        finally:
-            tables.redirect_writes_to_null_block = False
 
-    module.Worker.compile_or_warm_up_model = warm_up
+def _warm_up(original: Any, worker: Any) -> Any:
+    tables = getattr(worker.model_runner, "block_tables", None)
+    if tables is None:  # the first model runner
+        return original(worker)
+    tables.redirect_writes_to_null_block = True
+    try:
+        return original(worker)
+    finally:
+        tables.redirect_writes_to_null_block = False

@@ -7,11 +7,12 @@ room in the pool.
 from __future__ import annotations
 
 import collections
-import functools
 from typing import Any, Callable, Union
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
                                                                   KVConnectorStats)
+
+from ..engine._replaced import around
 
 
 def count_no_loads(is_ours: Callable[[Any], bool]) -> None:
@@ -19,18 +20,13 @@ def count_no_loads(is_ours: Callable[[Any], bool]) -> None:
     does nothing."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    original = Scheduler.make_stats
-    if original.__module__ == __name__:
-        return
-
-    @functools.wraps(original, assigned=())
-    def make_stats(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def make_stats(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         stats = original(scheduler, *args, **kwargs)
         if stats is not None and is_ours(scheduler.connector):
             stats.connector_prefix_cache_stats = None
         return stats
 
-    Scheduler.make_stats = make_stats
+    around(Scheduler, "make_stats", make_stats)
 
 
 class Refused(KVConnectorStats):

@@ -8,7 +8,6 @@ this module does not know counts as one, and so does a function: what it does ca
 """
 from __future__ import annotations
 
-import functools
 import pathlib
 import secrets
 from typing import Any, Callable, Optional
@@ -18,6 +17,7 @@ from vllm.logger import init_logger
 
 from ..engine._name import Name
 from ..engine._refusals import refuse
+from ..engine._replaced import around
 from ..engine._weights import Weights, model_folder, tensor_shapes
 from ._drafts import identity, in_pages, model_of
 from ._identity import unknown
@@ -34,12 +34,7 @@ def install() -> None:
     """Give a Watch to each executor that is made from now on, for an engine with this connector."""
     from vllm.v1.executor.abstract import Executor
 
-    original = Executor.__init__
-    if hasattr(original, "kvtrunk"):
-        return
-
-    @functools.wraps(original)
-    def make(executor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+    def make(original: Any, executor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         transfer = vllm_config.kv_transfer_config
         if transfer is not None and transfer.has_connector(NAME):
             if transfer.kv_connector != NAME:
@@ -47,26 +42,19 @@ def install() -> None:
             _watches[transfer.engine_id] = Watch(executor, vllm_config)
         original(executor, vllm_config, *args, **kwargs)
 
-    make.kvtrunk = True  # type: ignore[attr-defined]
-    Executor.__init__ = make
+    around(Executor, "__init__", make)
 
 
 def _wrap_set_weight_version() -> None:
     from vllm.v1.engine.core import EngineCore  # loaded, as it makes the executor
 
-    original = EngineCore.set_weight_version
-    if hasattr(original, "kvtrunk"):
-        return
-
-    @functools.wraps(original)
-    def set_weight_version(core: Any, weight_version: str) -> None:
+    def set_weight_version(original: Any, core: Any, weight_version: str) -> None:
         original(core, weight_version)
         watch = getattr(core.model_executor, "kvtrunk", None)
         if watch is not None:
             watch.version(weight_version)
 
-    set_weight_version.kvtrunk = True  # type: ignore[attr-defined]
-    EngineCore.set_weight_version = set_weight_version
+    around(EngineCore, "set_weight_version", set_weight_version)
 
 
 def watch_of(engine_id: str) -> Optional[Watch]:

@@ -364,11 +364,11 @@ def test_doctor_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     from conftest import geometry
 
     from kvtrunk import testing
-    from kvtrunk.engine import _main
-    from kvtrunk.sglang.__main__ import ADAPTER
+    from kvtrunk.engine import _doctor
+    from kvtrunk.sglang.__main__ import _fits, _installed
 
     def said(socket, *texts):
-        assert _main.doctor(ADAPTER, str(socket), "cpu") == bool(texts)
+        assert _doctor.run("sglang", _installed, _fits, str(socket), "cpu") == bool(texts)
         out = capsys.readouterr().out
         assert out.count("WRONG") == len(texts) and all(text in out for text in texts)
 

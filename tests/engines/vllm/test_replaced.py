@@ -8,13 +8,22 @@ import pytest
 
 import kvtrunk.vllm
 from kvtrunk.engine import _replaced as shape
-from kvtrunk.vllm._replaced import ASSIGNED, REPLACED
+from kvtrunk.vllm._replaced import REPLACED
 
 OURS = pathlib.Path(kvtrunk.vllm.__file__).parent
 DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md"
+# How our code spells those that it assigns to.
+ASSIGNED = {
+    "Executor.__init__", "executor.collective_rpc", "EngineCore.set_weight_version",
+    "manager.__class__", "Scheduler.make_stats", "each._get_num_evictable_blocks",
+    "module.Worker.compile_or_warm_up_model", "module.GPUModelRunner.sample_tokens",
+    "vllm_config.cache_config.num_gpu_blocks_override",
+    "vllm_config.kv_transfer_config.kv_load_failure_policy",
+    "self.pool.__class__", "self._config.publisher",
+}
 # Of our own objects, and marks on theirs that only we read.
-OWN = {"arguments", "watch", "engine", "state", "fresh", "check", "sources", "make",
-       "set_weight_version", "adapter", "cache", "config", "stats"}
+OWN = {"arguments", "watch", "engine", "state", "fresh", "sources", "adapter", "cache", "config",
+       "stats"}
 OWN_FIELDS = {"executor.kvtrunk", "self._engine.worker", "self.watch.name"}
 # vLLM's own switches and counters of what ours stands for.
 THEIRS = {"tables.redirect_writes_to_null_block", "block.ref_cnt", "self.prefix_cache_stats.reset"}
@@ -24,6 +33,8 @@ def assigned():
     """Attributes that our code sets, beside those of a method's own object."""
     for file in OURS.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "around":
+                yield f"{ast.unparse(node.args[0])}.{node.args[1].value}"
             targets = node.targets if isinstance(node, ast.Assign) else [
                 node.target] if isinstance(node, ast.AugAssign) else []
             for target in targets:
