@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-from typing import Any, Collection, Iterator, Optional
+import pathlib
+import zipfile
+from typing import Any, Collection, Iterator, Optional, Union
+
+Folder = Union[pathlib.Path, zipfile.Path]
 
 
 def class_body(tree: ast.Module, name: str) -> list[ast.stmt]:
@@ -22,6 +26,12 @@ def class_body(tree: ast.Module, name: str) -> list[ast.stmt]:
 def methods(tree: ast.Module, name: str) -> dict[str, ast.FunctionDef]:
     """A class's functions, or the module's if there is no name."""
     return {item.name: item for item in class_body(tree, name) if isinstance(item, ast.FunctionDef)}
+
+
+def arguments(function: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> set[str]:
+    """Those that have a name."""
+    given = function.args
+    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
 def signature(function: ast.FunctionDef) -> inspect.Signature:

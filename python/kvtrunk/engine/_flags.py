@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 from typing import Any, Mapping, NamedTuple, Optional
 
-from .._geometry import Geometry
+from .. import Geometry
 from .._options import count as count, size as size  # of the commands of engines
 from ..testing import program
 from . import _weights

@@ -17,7 +17,7 @@ import os
 import secrets
 from typing import Callable, Optional
 
-from .._client import Client, Namespace
+from .. import Client, Namespace
 
 
 RUN = "KVTRUNK_RUN"

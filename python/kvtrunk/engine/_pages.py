@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, Iterator
 
-from .._client import Client, Lease
-from .._pool import Pool
+from .. import Client, Lease, Pool
 
 _BLOCK_BYTES = 1 << 20
 _STEP = 4099

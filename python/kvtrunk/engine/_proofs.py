@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Iterable, Mapping, Optional
 
-from .._client import version
+from .. import version
 from ._weights import cache_file, replace_file
 
 PROVING = "KVTRUNK_PROVING"

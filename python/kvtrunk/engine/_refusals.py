@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, NoReturn
 
-from .._errors import Error
+from .. import Error
 
 
 class Refused(Error, ValueError):

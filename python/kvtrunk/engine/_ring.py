@@ -21,8 +21,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
-from .._client import Client, Namespace
-from .._errors import ConnectionLost, Error, Timeout, from_result
+from .. import Client, ConnectionLost, Error, Namespace, Timeout
+from .._errors import from_result
 from .._limited_log import LimitedLog
 from .._native import ffi, lib
 from .._own import Owner

@@ -12,8 +12,7 @@ import struct
 import time
 from typing import Callable, Optional
 
-from .._client import Info
-from .._errors import ConnectionLost, Error
+from .. import ConnectionLost, Error, Info
 
 WARN_S = 1.0
 LOST_S = 10.0

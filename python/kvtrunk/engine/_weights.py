@@ -20,7 +20,7 @@ import re
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Collection, Iterable, Optional
 
 from .._progress import progress
 
@@ -226,6 +226,16 @@ def digest_folder(folder: pathlib.Path, extra: Iterable[pathlib.Path] = ()) -> s
 
 
 _OTHER_HUB = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
+
+
+def why_unnamed(load_format: str, formats: Collection[str], extra: Optional[Iterable[str]],
+                harmless: frozenset[str]) -> Optional[str]:
+    """Why the files of a folder do not name what an engine loads. None: they do. formats: that read
+    these files and no others. extra: options of its loader, of which the harmless choose no files."""
+    if load_format not in formats:
+        return f"--load-format {load_format} does not read the files of the model's folder"
+    options = sorted(set(extra or ()) - harmless)
+    return f"--model-loader-extra-config {', '.join(options)} may name other files" if options else None
 
 
 def model_folder(model: str, revision: Any = None,

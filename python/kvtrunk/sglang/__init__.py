@@ -3,18 +3,6 @@
 
 SGLang finds this as a plug-in (entry point group "sglang.srt.plugins") in each of its processes.
 Without the flag, or with --disable-radix-cache, SGLang runs as if it were not installed.
-
-    _replaced   which of SGLang's functions are wrapped, and by what
-    _leases     what requests hold, and its sizes, on kvtrunk.engine._ring (no SGLang, no torch)
-    _keys       tokens as keys; which requests must not share
-    _drafts     speculative decoding: layers whose KV lies in the pages, too
-    _pool       tensors on the pool, their proof, the allocator
-    _cache      SGLang's prefix cache interface; admission
-    _events     what is cached, for SGLang's publisher of KV events
-    _identity   what makes KV equal: weights, config, kernels
-    _updates    new weights and adapters of an engine that runs
-    _refusals   what does not work, in words
-    compat      the names of SGLang that all of this uses
 """
 from __future__ import annotations
 

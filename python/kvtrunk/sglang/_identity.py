@@ -37,12 +37,10 @@ def _format(given: Any) -> str:
 
 def _unknown(load: Any, model: Any) -> Optional[str]:
     """Why the folder's files do not name what a runner has loaded. None: they do."""
-    name = _format(load.load_format)
-    if name not in FILE_FORMATS:
-        return f"--load-format {name} does not read the files of the model's folder"
-    options = sorted(set(load.model_loader_extra_config or ()) - _LOADER_OPTIONS)
-    if options:
-        return f"--model-loader-extra-config {', '.join(options)} may name other files"
+    why = _weights.why_unnamed(_format(load.load_format), FILE_FORMATS,
+                               load.model_loader_extra_config, _LOADER_OPTIONS)
+    if why is not None:
+        return why
     if getattr(load.modelopt_config, "checkpoint_restore_path", None):
         return "--modelopt-checkpoint-restore-path names other files"
     if getattr(model, "secondary_weights", ()):
@@ -58,13 +56,11 @@ class Files:
         """revision: None is that of the options."""
         self._model = model, revision or options.revision, options.download_dir
         self._format = _format(load_format)
-        self._why: Optional[str] = None
+        self._why = _weights.why_unnamed(self._format, FILE_FORMATS, None, _LOADER_OPTIONS)
         """Why they do not name what was loaded."""
         self._weights: Optional[_weights.Weights] = None
         self.tensors: Optional[dict[str, Any]] = None
         """Type and shape of each tensor by its name. None: not known."""
-        if self._format not in FILE_FORMATS:
-            self._why = f"--load-format {self._format} does not read the files of the model's folder"
         if not _pool.follows():
             try:
                 self._begin(options.weight_cache_mode == "off")

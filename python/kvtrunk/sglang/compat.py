@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import pathlib
-import zipfile
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
-from .. import Error
+from ..engine import _calls
+from ..engine._refusals import Refused
 from ..engine._releases import RELEASES
 
-Folder = Union[pathlib.Path, zipfile.Path]
 OURS = RELEASES["sglang"]
 TESTED = ({"version": OURS.run, "device": "cpu", "backend": "TorchNativeAttnBackend"},)
 """What the tests of whole engines run: values of the names of _proofs.made()."""
@@ -144,32 +142,28 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Incompatible(Error):
-    """This release of SGLang lacks what kvtrunk.sglang uses."""
-
-
 def _missing(name: str) -> str:
     return (f"this SGLang has no {name}: kvtrunk.sglang was written for {OURS.newest}; install that "
             "release, or leave --radix-cache-backend out")
 
 
 def check() -> None:
-    """Raise Incompatible for the first name that is missing."""
+    """Refused: a name is missing."""
     import pkgutil
     for name, arguments in NAMES.items():
         try:
             found = pkgutil.resolve_name(name)
         except (ImportError, AttributeError):
-            raise Incompatible(_missing(name)) from None
+            raise Refused(_missing(name)) from None
         if arguments:
             # Behind the wrappers of plug-ins.
             have = inspect.signature(found).parameters
             for argument in arguments:
                 if argument not in have:
-                    raise Incompatible(_missing(f"argument {argument!r} of {name}"))
+                    raise Refused(_missing(f"argument {argument!r} of {name}"))
 
 
-def problems(root: Folder) -> list[str]:
+def problems(root: _calls.Folder) -> list[str]:
     """What an installed package or a wheel lacks: sentences, none if it has everything."""
     return [text for text in (_in_file(root, name, arguments) for name, arguments in NAMES.items())
             if text is not None]
@@ -181,7 +175,7 @@ def _parsed(file: Any) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
-def _in_file(root: Folder, name: str, arguments: tuple[str, ...]) -> Optional[str]:
+def _in_file(root: _calls.Folder, name: str, arguments: tuple[str, ...]) -> Optional[str]:
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
         file = root.joinpath(*parts[:n - 1], f"{parts[n - 1]}.py")
@@ -195,10 +189,8 @@ def _in_file(root: Folder, name: str, arguments: tuple[str, ...]) -> Optional[st
         if scope is None:
             return _missing(name)
     if arguments and isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        spec = scope.args
-        have = {arg.arg for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
         for argument in arguments:
-            if argument not in have:
+            if argument not in _calls.arguments(scope):
                 return _missing(f"argument {argument!r} of {name}")
     return None
 

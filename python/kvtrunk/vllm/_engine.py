@@ -21,8 +21,8 @@ from typing import Any, Callable, Optional
 from vllm import envs
 from vllm.logger import init_logger
 
-from .._client import Client, Info, Namespace, connect
-from .._errors import ConnectionLost, DaemonUnreachable, Error, NoSpace, Stale, Timeout
+from .. import (Client, ConnectionLost, DaemonUnreachable, Error, Info, Namespace, NoSpace, Stale,
+                Timeout, connect)
 from .._limited_log import LimitedLog
 from .._seq import Fence
 from ..engine._check import Checks, check_every

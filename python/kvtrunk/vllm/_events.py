@@ -21,9 +21,7 @@ from vllm.v1.core.kv_cache_utils import (generate_block_hash_extra_keys, hash_bl
                                          to_event_extra_keys)
 from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
-from .. import events
-from .._client import Namespace
-from .._errors import Error, PermissionDenied, Unsupported
+from .. import Error, Namespace, PermissionDenied, Unsupported, events
 from .._limited_log import LimitedLog
 from ..engine._refusals import refuse
 

@@ -8,7 +8,7 @@ import json
 import secrets
 from typing import Any, Optional
 
-from ..engine._weights import config_digest
+from ..engine._weights import config_digest, why_unnamed
 
 FILE_FORMATS = frozenset({
     "auto", "fastsafetensors", "hf", "instanttensor", "mistral", "pt", "runai_streamer",
@@ -52,16 +52,12 @@ def unknown(load: Any) -> Optional[str]:
     """Why the folder's files do not name what is loaded. None: they do."""
     from vllm.model_executor.model_loader import get_model_loader
 
-    name = f"--load-format {load.load_format}"
-    if load.load_format not in FILE_FORMATS:
-        return f"{name} does not read the files of the model's folder"
-    options = sorted(set(load.model_loader_extra_config or ()) - _OPTIONS)
-    if options:
-        return f"--model-loader-extra-config {', '.join(options)} may name other files"
-    kind = type(get_model_loader(load))
-    if not kind.__module__.startswith("vllm.model_executor.model_loader."):
-        return f"{name} is {kind.__module__}.{kind.__qualname__} here, which is not vLLM's"
-    return None
+    why = why_unnamed(load.load_format, FILE_FORMATS, load.model_loader_extra_config, _OPTIONS)
+    kind = type(get_model_loader(load)) if why is None else None
+    if kind and not kind.__module__.startswith("vllm.model_executor.model_loader."):
+        why = (f"--load-format {load.load_format} is {kind.__module__}.{kind.__qualname__} here, which "
+               "is not vLLM's")
+    return why
 
 
 class Adapters:

