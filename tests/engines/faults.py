@@ -88,10 +88,10 @@ def test_no_engine_writes_a_sealed_page_and_what_else_does_is_found(daemon, engi
     """A scrubber beside two engines of any kind: chunked prompts and batches, in both at once, reused
     and continued. Fixtures as in sharing.py, whose tests come before."""
     _, a, b = engines
-    head, asked = prompt(7001, 150), {}
+    head, asked = prompt(7401, 150), {}
     for i, engine in enumerate((a, b)):
-        texts = [head + prompt(7010 + 10 * i + j, 20 + 60 * j) for j in range(3)]
-        asked[engine] = [*texts, prompt(7002, 400)]  # the last one in both
+        texts = [head + prompt(7410 + 10 * i + j, 20 + 60 * j) for j in range(3)]
+        asked[engine] = [*texts, prompt(7402, 400)]  # the last one in both
     with scrubber(daemon) as store:
         for _ in range(2):  # computed, then reused
             for engine, texts in asked.items():
@@ -100,7 +100,7 @@ def test_no_engine_writes_a_sealed_page_and_what_else_does_is_found(daemon, engi
                 engine.answer()
             store.read_all()
         assert store.found() == 0
-        text = prompt(7003, 600)
+        text = prompt(7403, 600)
         page = stored_by(daemon, a, text)[0]
         store.read_all()
         with daemon.connect(any_geometry=True) as observer:
