@@ -27,11 +27,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (BasePrefixCache, DecLockRefR
 from sglang.srt.runtime_context import get_schedule
 
 from .. import Client, Error, Namespace
-from ..engine import _check, _proofs
-from ..engine._name import Name
-from ..engine._refusals import Refused
-from ..engine._ring import Spaces
-from ..engine._stall import Stalled, connected_again
+from ..engine import _check, _proofs, Name, Refused, Spaces, Stalled, connected_again
 from . import _drafts, _identity, _pool, _refusals, _updates, compat
 from ._events import Events
 from ._keys import keys_of, root_of, shares

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 from typing import Any, Iterator, Optional
 
-from ..engine._weights import config_digest
+from ..engine import config_digest
 
 BIGRAMS = "EAGLE", "EAGLE3"
 """Algorithms for which SGLang's own cache has such keys, too. SGLang calls NEXTN EAGLE."""

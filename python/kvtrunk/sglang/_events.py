@@ -17,7 +17,7 @@ from sglang.srt.disaggregation.kv_events import (AllBlocksCleared, BlockRemoved,
 from .. import Error, Namespace
 from .._limited_log import LimitedLog
 from ..events import Chain, Event, Removed, Source, Space, Stored, sha256_chain, sha256_pairs
-from ..engine._refusals import Refused
+from ..engine import Refused
 
 logger = logging.getLogger(__name__)
 

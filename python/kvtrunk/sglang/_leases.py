@@ -32,11 +32,8 @@ import numpy as np
 from .. import Client, ConnectionLost, Error, Namespace, Stale, Timeout
 from .._limited_log import LimitedLog
 from .._seq import Fence
-from ..engine._check import Checks, check_every
-from ..engine._hold import Hold
-from ..engine._ring import WAIT_MS, Begun, Ring
-from ..engine._socket import min_positions
-from ..engine._stall import LOST_S, Stall, Stalled
+from ..engine import (LOST_S, WAIT_MS, Begun, Checks, Hold, Ring, Stall, Stalled, check_every,
+                      min_positions)
 
 logger = logging.getLogger(__name__)
 

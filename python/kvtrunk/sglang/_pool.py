@@ -16,9 +16,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from .. import Client, Error, Geometry, GeometryMismatch, Pool, connect
 from .._pool import SCRATCH_TRIES
-from ..engine import _check
-from ..engine._refusals import Refused
-from ..engine._socket import fetch_wait, socket_of
+from ..engine import _check, Refused, fetch_wait, socket_of
 from . import _drafts, _refusals
 from ._leases import Lease, Leases, Reading
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ..engine._refusals import Refused, Rule, check_rules
+from ..engine import Refused, Rule, check_rules
 from . import _drafts
 
 

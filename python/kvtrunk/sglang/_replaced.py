@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..engine._replaced import Replaced
+from ..engine import Replaced
 from . import NAME, wanted
 
 logger = logging.getLogger(__name__)

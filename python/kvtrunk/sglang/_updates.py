@@ -12,7 +12,7 @@ import logging
 import secrets
 from typing import Any, Callable, Iterator, Optional
 
-from ..engine._name import Name
+from ..engine import Name
 from . import _drafts, _identity, _pool, _refusals
 
 logger = logging.getLogger(__name__)

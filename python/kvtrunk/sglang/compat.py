@@ -10,8 +10,7 @@ import functools
 import inspect
 from typing import Any, Optional
 
-from ..engine import _calls
-from ..engine._refusals import Refused
+from ..engine import _calls, Refused
 from ..engine._releases import RELEASES
 
 OURS = RELEASES["sglang"]

@@ -26,10 +26,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
 from .. import ConnectionLost, Error, Stale
 from .._seq import JUNCTION, SIDE_LET, Fence
-from ..engine._check import Finding, report
-from ..engine._hold import Hold
-from ..engine._ring import WAIT_MS, Begun
-from ..engine._stall import Stalled
+from ..engine import WAIT_MS, Begun, Finding, Hold, Stalled, report
 from ._engine import PATIENCE_S, STEP_WORD, Engine
 from ._hybrid import Point, Sides
 from ._keys import Keys

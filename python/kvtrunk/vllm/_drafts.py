@@ -11,8 +11,7 @@ import json
 import sys
 from typing import Any
 
-from ..engine._replaced import around
-from ..engine._weights import config_digest
+from ..engine import around, config_digest
 
 METHODS = ("eagle", "eagle3", "mtp")
 

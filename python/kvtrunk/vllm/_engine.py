@@ -25,12 +25,8 @@ from .. import (Client, ConnectionLost, DaemonUnreachable, Error, Info, Namespac
                 Timeout, connect)
 from .._limited_log import LimitedLog
 from .._seq import Fence
-from ..engine._check import Checks, check_every
-from ..engine._name import Name
-from ..engine._refusals import refuse
-from ..engine._ring import Ring, Spaces
-from ..engine._socket import fetch_wait, min_positions, socket_of
-from ..engine._stall import LOST_S, Stall, connected_again
+from ..engine import (LOST_S, Checks, Name, Ring, Spaces, Stall, check_every, connected_again,
+                      fetch_wait, min_positions, refuse, socket_of)
 from . import _drafts
 from ._events import Events, events_of
 from ._identity import Adapters, model_digest

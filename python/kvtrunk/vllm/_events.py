@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from .. import Error, Namespace, PermissionDenied, Unsupported, events
 from .._limited_log import LimitedLog
-from ..engine._refusals import refuse
+from ..engine import refuse
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 

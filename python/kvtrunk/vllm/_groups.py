@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttention
                                         MLAAttentionSpec, SlidingWindowSpec)
 
 from .._native import lib
-from ..engine._refusals import refuse
+from ..engine import refuse
 from ._refusals import KEEP_CHUNKS
 
 Value = TypeVar("Value")

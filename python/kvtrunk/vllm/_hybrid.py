@@ -24,8 +24,7 @@ from vllm.v1.core.kv_cache_coordinator import replay_boundaries
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._seq import SIDE_LET, Fence
-from ..engine._refusals import refuse
-from ..engine._ring import Begun
+from ..engine import Begun, refuse
 from ._engine import Engine
 from ._groups import Part, group_values, main_group, parts, side_values, sides
 from ._refusals import session_pages

@@ -8,7 +8,7 @@ import json
 import secrets
 from typing import Any, Optional
 
-from ..engine._weights import config_digest, why_unnamed
+from ..engine import config_digest, why_unnamed
 
 FILE_FORMATS = frozenset({
     "auto", "fastsafetensors", "hf", "instanttensor", "mistral", "pt", "runai_streamer",

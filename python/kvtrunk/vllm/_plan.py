@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec,
                                         MLAAttentionSpec, SlidingWindowSpec)
 
-from ..engine._refusals import check_rules, refuse
+from ..engine import check_rules, refuse
 from ._groups import check_kinds, main_group
 from ._pool import DTYPES
 from ._refusals import MODELS

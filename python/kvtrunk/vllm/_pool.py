@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import Client, Error, Geometry, Pool
 from .._pool import SCRATCH_TRIES
-from ..engine._check import Bounds, Finding, compare
-from ..engine._refusals import refuse
+from ..engine import Bounds, Finding, compare, refuse
 
 # vLLM's layouts: L layers, B blocks, H heads, N positions, C the K and V of one. Ours: see
 # docs/geometry.md.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine._refusals import Rule, check_rules, refuse
+from ..engine import Rule, check_rules, refuse
 from ._drafts import METHODS, in_pages
 
 NAME = "KvtrunkConnector"

@@ -2,7 +2,7 @@
 """What this adapter replaces in a running vLLM. No file of vLLM is changed."""
 from __future__ import annotations
 
-from ..engine._replaced import Replaced
+from ..engine import Replaced
 
 REPLACED = (
     Replaced(

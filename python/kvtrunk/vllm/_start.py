@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..engine._replaced import around
+from ..engine import around
 
 
 def keep_pages() -> None:

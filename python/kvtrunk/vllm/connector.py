@@ -17,9 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from ..engine import _proofs
-from ..engine._check import Finding
-from ..engine._refusals import refuse
+from ..engine import _proofs, Finding, refuse
 from . import compat
 from ._cache import Check, KvtrunkKVCacheManager
 from ._drafts import hold_outputs, in_pages
