@@ -15,7 +15,7 @@ import time
 from array import array
 
 import kvtrunk
-from kvtrunk.engine import WAIT_MS, Name, Ring, Spaces, Stalled
+from kvtrunk.engine import WAIT_MS, Hold, Name, Ring, Spaces, Stalled
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import toy  # noqa: E402
@@ -51,12 +51,9 @@ class Request:
 
     def let_go(self):
         """It has nothing of the pool."""
-        self.lease = None
-        self.pages = []
-        self.computed = self.known = self.committed = 0
-        """Positions: whose KV is in the pages, whose keys the daemon has, that are published."""
-        self.shared = True
-        self.commits = set()
+        self.hold = Hold()
+        self.computed = 0
+        """Positions whose KV is in the pages."""
 
     @property
     def done(self):
@@ -64,7 +61,7 @@ class Request:
 
     def keys(self):
         """Keys of computed positions that the daemon lacks."""
-        return array("I", self.tokens[self.known:self.computed])
+        return array("I", self.tokens[self.hold.known:self.computed])
 
 
 class Engine:
@@ -116,7 +113,7 @@ class Engine:
     def forget(self):
         """Find nothing that was cached so far."""
         for request in self.running:
-            request.shared = False
+            request.hold.shared = False
         if self.name.forget():
             self.spaces.clear()
 
@@ -156,9 +153,8 @@ class Engine:
     def _reap(self):
         """Take the answers of commits."""
         for ticket, why in self.ring.reap():
-            for request in [request for request in self.running if ticket in request.commits]:
-                request.shared = False
-                if why.reason == "damaged":  # what it computed is wrong
+            for request in list(self.running):
+                if request.hold.refused(ticket, why) and request.hold.damaged:
                     self._preempt(request)
 
     def _admit(self):
@@ -193,9 +189,8 @@ class Engine:
         request.ticket = begun.ticket
         if begun.lease is None:
             return False
-        request.lease, request.pages = begun.lease, begun.pages
-        request.computed = request.committed = begun.reusable
-        request.known = len(request.tokens)
+        request.hold.begin(begun, self.page_size)
+        request.computed = begun.reusable
         if request.cached is None:
             request.cached = begun.reusable
         return True
@@ -209,16 +204,16 @@ class Engine:
         """Compute a chunk, or the next token."""
         if request.done:
             return
-        start = request.computed
+        start, hold = request.computed, request.hold
         end = min(start + CHUNK, len(request.tokens))
-        missing = -(-end // self.page_size) - len(request.pages)
+        missing = -(-end // self.page_size) - len(hold.pages)
         if missing > 0:
-            more = self.ring.extend(request.lease, missing)
+            more = self.ring.extend(hold.number, missing)
             if more is None:
                 self._preempt(request)
                 return
-            request.pages += more
-        logits = self.model.forward(request.tokens[start:end], start, request.pages)
+            hold.pages += more
+        logits = self.model.forward(request.tokens[start:end], start, hold.pages)
         request.computed = end
         self._commit(request)
         if end == len(request.tokens):
@@ -226,22 +221,20 @@ class Engine:
 
     def _commit(self, request):
         """Publish the pages that are complete."""
-        upto = request.computed // self.page_size * self.page_size
-        if not request.shared or upto <= request.committed:
+        hold, pages = request.hold, request.computed // self.page_size
+        if not hold.shared or pages <= hold.committed:
             return
-        keys = array("I", request.tokens[request.known:upto])
-        chunked = request.computed < len(request.tokens)
-        ticket = self.ring.commit(request.lease, upto, keys, None, chunked)
+        upto, chunked = pages * self.page_size, request.computed < len(request.tokens)
+        keys = array("I", request.tokens[hold.known:upto])
+        ticket = self.ring.commit(hold.number, upto, keys, None, chunked)
         if ticket:  # else there was no room, and the next one publishes these, too
-            request.commits.add(ticket)
-            request.committed = upto
-            request.known = max(request.known, upto)
+            hold.published(ticket, pages, len(keys))
 
     def _end(self, request):
         """Give back what a request has, and publish what it computed."""
-        if request.lease is not None:
-            computed = request.computed if request.shared else 0
-            self.ring.end(request.lease, None, computed, request.keys() if computed else ())
+        if request.hold.number is not None:
+            computed = request.computed if request.hold.shared else 0
+            request.hold.end(self.ring, None, computed, request.keys() if computed else ())
         request.let_go()
 
     def _preempt(self, request):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill in one engine, decode in another, both on one kvtrunkd: a proxy for OpenAI servers.
 
-The first engine gets each request for one token. What it computes lies in the pool that both share,
+The first engine gets each request for one token. Its KV lies in the pool that both share,
 so the second computes at most a page of the prompt, and the answer.
 """
 import argparse
