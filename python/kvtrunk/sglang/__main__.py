@@ -151,11 +151,11 @@ def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]
 
 def _installed(report: _doctor.Report) -> None:
     spec = importlib.util.find_spec("sglang")
-    if spec is None:
+    if spec is None or spec.origin is None:  # a folder of that name is none
         report.bad("sglang is not installed in this environment", "pip install sglang")
         return
     version = importlib.metadata.version("sglang")
-    missing = list(compat.problems(pathlib.Path(spec.origin or ".").parent.parent))
+    missing = list(compat.problems(pathlib.Path(spec.origin).parent.parent))
     if missing:
         report.bad(f"sglang {version}: {'; '.join(missing)}",
                    f"install one of {compat.OURS.newest}, or a newer kvtrunk")
