@@ -86,9 +86,11 @@ def test_a_daemon_that_begins_again_costs_a_computation(start, private):
         assert engine.generate(text, max_tokens=100)[0]["tokens"] == expected
         other = prompt(3001, 1500)
         expected = private.generate(other, max_tokens=500)[0]["tokens"]
-        before = counters(lost).cached_pages
-        engine.ask(do="generate", prompts=[other], max_tokens=500)  # ends long after the kill
-        until(lambda: counters(lost).cached_pages >= before + 4)  # in prefill, or later
+        with lost.connect(observe=True) as observer:
+            before = observer.counters().cached_pages
+            engine.ask(do="generate", prompts=[other], max_tokens=500)  # ends long after the kill
+            while observer.counters().cached_pages < before + 4:  # in prefill, or later
+                pass
         lost.kill()
         lost.start()
         assert engine.answer()[0]["tokens"] == expected
