@@ -27,7 +27,7 @@ def declarations(text):
     return "\n".join(line for line in lines if not line.startswith("#") or NUMBER.match(line))
 
 
-# What Python cannot do well by itself.
+# Glue in C, for tasks that Python cannot do well by itself.
 GLUE_DECLARATIONS = """
 /* What an operation brought and nothing has yet: a sequence, or a lease and private pages. It is made
  * before the call. C fills and empties it within a call, so no signal's handler runs between. */

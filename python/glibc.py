@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What glibc programs and libraries need: python3 glibc.py FILE... prints it."""
+"""The glibc version that programs and libraries need: python3 glibc.py FILE... prints it."""
 import platform
 import re
 import subprocess

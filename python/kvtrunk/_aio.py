@@ -42,7 +42,7 @@ _new, _CALL, _KEYS = ffi.new, ffi.typeof("struct kvtpy_call *"), ffi.typeof("uin
 
 
 class Call:
-    """One call: queued, in flight, or done. What most calls leave as it is, is the class's."""
+    """One call: queued, in flight, or done. Class attributes are the defaults that most calls keep."""
 
     keys: Any = None
     """Holds the memory of the request's keys."""
@@ -437,7 +437,8 @@ class Answers(Owner):
                 client._lock.release()
 
     def give_back(self) -> bool:
-        """Look for what is to be given back. False: nothing is left. With the client's lock."""
+        """Take answers, to give back what cancelled calls got. False: nothing is left. With the
+        client's lock."""
         client = self._client
         self._keeps = False  # first: abandon() may run meanwhile
         if client._handle is None:
@@ -459,7 +460,7 @@ class _Watch:
         self._answers = answers
         self.loop = loop
         self.futures: set[asyncio.Future[None]] = set()
-        """What coroutines of the loop wait for."""
+        """Futures that the loop's coroutines await."""
         self._soon = self._later = False
         handle = answers._client._handle
         self._fds = {"completion": lib.kvt_client_completion_fd(handle),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch of prompts has in common, before it runs: `kvtlab analyze` for lists of tokens."""
+"""Common prefixes of a batch's prompts, before it runs: `kvtlab analyze` for lists of tokens."""
 from __future__ import annotations
 
 import dataclasses
@@ -17,7 +17,7 @@ from .testing import program
 
 @dataclasses.dataclass(frozen=True)
 class PoolHits:
-    """What the batch finds in one pool. pages: n_pages of a daemon. hit_rate: part of the input that
+    """Hits of the batch in one pool. pages: n_pages of a daemon. hit_rate: part of the input that
     is found, prompts as they come; ordered_hit_rate: in `Analysis.order`."""
     pages: int
     positions: int
@@ -28,12 +28,12 @@ class PoolHits:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """What the prompts of a batch have in common.
+    """The common prefixes of a batch's prompts, in positions.
 
-    unique_positions: that a pool without end computes. shared_positions: those of them that two or
-    more prompts have. hit_rate: part of the input that a pool without end finds. pools: from the
-    smallest to the one that computes nothing twice. need_pages: of the smallest such pool.
-    order: indexes of the prompts by prefix; ordered_need_pages: what the batch needs in this order.
+    unique_positions: that an endless pool computes. shared_positions: those of them that two or
+    more prompts have. hit_rate: part of the input that an endless pool finds. pools: from the
+    smallest to the one that computes nothing twice. need_pages: pages of the smallest such pool.
+    order: indexes of the prompts by prefix; ordered_need_pages: need_pages in this order.
     cached_positions: of the input, in the daemon's cache now; None: no daemon was asked.
     """
     requests: int

@@ -70,7 +70,7 @@ class Info:
     max_leases: int
     max_private_pages: int
     policy: str
-    """Of eviction: "lru", as the daemon's option of that name."""
+    """Eviction policy, as the daemon's option of that name: "lru"."""
     kept: bool
     daemon_pid: int
     fingerprint: str
@@ -141,8 +141,8 @@ class Lease(Owner):
 
 
 class Match(NamedTuple):
-    """What of a prompt is cached: `positions` of it, in whole pages. `lease` with lock=True. `usable`:
-    of match(), how many of them begin() could reuse, which are fewer where side pages lack."""
+    """The cached prefix of a prompt: `positions`, in whole pages. `lease`: with lock=True. `usable`:
+    from match(), how many of them begin() could reuse: fewer where side pages lack."""
 
     positions: int
     handle: Handle
@@ -235,15 +235,15 @@ class Namespace(Owner):
         self._id = number
         self._root_key = root_key
         self.digest = digest
-        """What it is called in all processes: FeedRecord.digest."""
+        """Its name in all processes: FeedRecord.digest."""
         self.label = label
         """For people."""
 
     def root(self, root_key: int) -> Namespace:
-        """The tree of a root key, from 0, this one, to 2^64 - 1. What is under one is never found
-        with another. It is made by its first key and gone with its last, and costs neither a
-        message nor a place of max_namespaces: for salts of which there are many. Its close() is
-        that of the whole namespace, and so is remove_all(), which a root refuses."""
+        """The tree of a root key, from 0, this one, to 2^64 - 1. Prompts under one root key never
+        match those under another. Its first key makes the tree, and it ends with its last. It costs
+        neither a message nor a place of max_namespaces: use it for many salts. Its close() closes
+        the whole namespace; it refuses remove_all()."""
         if not 0 <= operator.index(root_key) < 1 << 64:
             raise ValueError(f"a root key is from 0 to 2^64 - 1, not {root_key}")
         return Namespace(self._client, self._id, self.digest, self.label, root_key)
@@ -267,8 +267,8 @@ class Namespace(Owner):
         tokens: keys, one a position: see Tokens. extra: positions beyond the prompt (decode).
         full: reuse may reach the last position. force_miss: reuse nothing. own_stream: see
         Client.alloc(). no_pages: without extra, the table ends with the reusable pages, and extend()
-        gives the others; until then nobody waits for this sequence. Commits bring the keys that had
-        no slot. point: where pages have sides, the positions behind which the commit that reaches
+        gives the others; until then no other waits for this sequence. Commits bring the keys that had
+        no slot. point: where pages have sides, the positions after which the commit that reaches
         them will attach side pages, or kvtrunk.JUNCTION, where the tokens leave what is cached or
         announced: others that could continue there wait for it. min_positions: with fewer tokens the
         sequence reuses and publishes nothing, and a shorter match is not reused.
@@ -298,8 +298,8 @@ class Namespace(Owner):
                           force_miss: bool = False, own_stream: bool = False,
                           no_pages: bool = False, point: int = 0,
                           min_positions: int = 0) -> AsyncSequence:
-        """begin() in an event loop. Thousands may wait at a time. What a cancelled call got, or will
-        get, is given back, whether or not a loop runs then.
+        """begin() in an event loop. Thousands may wait at a time. The client gives back the sequence
+        that a cancelled call got, or will get, whether or not a loop runs then.
 
         The tokens are copied before the first wait.
         """
@@ -457,8 +457,8 @@ class Namespace(Owner):
         return int(out[0])
 
     def close(self) -> None:
-        """Close the namespace for this session. What is cached there stays, until it is evicted or
-        another namespace needs the place; remove_all() first forgets it at once. All Namespace
+        """Close the namespace for this session. Its cached pages stay until they are evicted, or
+        another namespace needs the place; remove_all() first forgets them at once. All Namespace
         objects for the same fields end with it: Client.namespace() opens it again.
 
         Raises Again while the session has sequences and leases there, or operations that wait:
@@ -797,8 +797,8 @@ class Client(Owner):
 
     def group(self, n_ranks: int, token: Optional[bytes] = None) -> bytes:
         """Make this client rank 0 of a group; returns the token, a secret, with which the others
-        connect (connect(group=, rank=)). token: one of 16 bytes that nobody else can guess, for
-        ranks that know it beforehand; else it is random."""
+        connect (connect(group=, rank=)). token: 16 bytes that no other process can guess, for
+        ranks that know it beforehand; by default it is random."""
         chosen = _group_token(token) if token is not None else ffi.NULL
         found = ffi.new("struct kvt_group_token *")
         with self._lock:
@@ -956,9 +956,9 @@ class Client(Owner):
         return feed
 
     def fetched(self) -> Optional[Fetched]:
-        """Take one answer to Namespace.fetch(), without waiting. None: none has come. What is open
-        longer than connect()'s fetch_wait, or 0.15 s where the store asks a distributed one, is
-        answered with 0 positions."""
+        """Take one answer to Namespace.fetch(), without waiting. None: none has come. A fetch that
+        is open longer than connect()'s fetch_wait, or 0.15 s where the store asks a distributed
+        one, is answered with 0 positions."""
         found, first = self._fetched, None
         try:
             with self._lock:

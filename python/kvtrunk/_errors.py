@@ -55,7 +55,7 @@ class ConnectionLost(Error, ConnectionError):
 
 
 class Timeout(Error, TimeoutError):
-    """ETIMEDOUT: the deadline passed. What the operation frees is freed all the same."""
+    """ETIMEDOUT: the deadline passed. An operation that frees pages frees them all the same."""
 
 
 class Again(Error):
@@ -91,8 +91,8 @@ class GeometryMismatch(Error, ValueError):
 
 
 class Overflow(Error, OverflowError):
-    """EOVERFLOW: a feed's records were overwritten before they were read: take a snapshot. Of a
-    namespace's generation: it is at its end."""
+    """EOVERFLOW: a feed's records were overwritten before they were read: take a snapshot. Or a
+    namespace's generation is at its end."""
 
 
 class Forked(Error):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages of one slab hold."""
+"""The K and V that the pages of one slab hold: heads, types, layout."""
 from __future__ import annotations
 
 import dataclasses

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Union
 from ._native import ffi, lib
 
 Tokens = Union[Iterable[int], Any]
-"""What begin() and the others take as keys, one a position, each in [0, 2^32): array('I') and numpy
+"""Keys that begin() and the others take, one a position, each in [0, 2^32): array('I') and numpy
 uint32 arrays without a copy; numpy and torch CPU integer arrays of 4 and 8 bytes, lists, tuples and
 other iterables with one."""
 

@@ -22,17 +22,17 @@ class Owner:
 
 
 class Got(Owner):
-    """What an operation brings. It is made before the operation; C fills and empties it.
+    """The result of an operation. It is made before the operation; C fills and empties it.
 
-    A signal's handler may raise between any two bytecodes. What an operation brought is here then,
-    and the next call on the client gives it back when the Got is gone.
+    A signal's handler may raise between any two bytecodes. The result is here then, and the next
+    call on the client gives it back when the Got is gone.
     """
 
     __slots__ = ("client", "native", "tag", "left", "notice")
 
     def __init__(self, client: Client, tag: Any = None) -> None:
         self.client: Optional[Client] = client
-        """None: the caller has what it brought."""
+        """None: the caller has the result."""
         self.tag = tag
         """The caller's."""
         self.notice = False

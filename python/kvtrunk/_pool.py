@@ -31,7 +31,7 @@ _HOST, _CUDA = 1, 2
 _HOST_PAGE = 4096
 _PIECE = 64 << 20
 SCRATCH_TRIES = 1000
-"""What is written to page 0 may be overwritten by another engine before it is read."""
+"""Tries to read a write to page 0 back: another engine may overwrite it first."""
 
 
 def _unmap(pid: int, base: int, n_bytes: int) -> None:

@@ -40,7 +40,7 @@ def fence_of(fence: Optional[Fence]) -> Fence:
 
 
 class _Held(Owner):
-    """What both kinds of sequences are: the library's, and what it tells of them."""
+    """Base of both kinds of sequences: the library's sequence, and its properties."""
 
     __slots__ = ("_client", "_own", "_got", "_table", "_count", "__weakref__")
 
@@ -257,7 +257,7 @@ class Sequence(_Held):
                    chunked: bool = False) -> None:
         """End without waiting for the daemon. A second call does nothing.
 
-        What becomes of the last commit is not reported. Again: the rings are full, nothing
+        It does not report whether the last commit published. Again: the rings are full, nothing
         happened, and the sequence stays: reap answers of Client.submit(), or try again when the
         daemon has answered something.
         """
@@ -490,7 +490,7 @@ def _index(number: int) -> int:
 
 
 def end_outcome(answer: Any, commit: bool) -> Optional[Error]:
-    """What became of the last commit. None: all is well."""
+    """The error of the last commit, from the answer of its END. None: all is well."""
     if answer.flags & lib.KVT_CQE_DETACHED:
         what = "nothing was published" if commit else "its prefix is not cached any more"
         code, what = -errno.ESTALE, f"ended, but {what}"

@@ -27,7 +27,7 @@ def kvtpy_interrupted() -> int:
 
 
 def raised() -> Optional[BaseException]:
-    """What a handler raised in a call that has ended. None: nothing, or it is another thread's."""
+    """The exception of a handler in a call that has ended. None: none, or not in the main thread."""
     if _raised and threading.current_thread() is threading.main_thread():
         return _raised.pop()
     return None

@@ -28,8 +28,8 @@ def load(name: str) -> Any:
 
 
 def tokens_of(tokenizer: Any, prompt: Prompt, *, tools: Any = None, ended: bool = False) -> list[int]:
-    """Token ids of a prompt. Of messages as the model sees them: in its template, with the beginning
-    of an answer, unless the conversation has ended."""
+    """Token ids of a prompt. Messages are put into the model's template, with the beginning of an
+    answer, unless the conversation has ended."""
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt)
         return list(getattr(ids, "ids", ids))  # of tokenizers.Tokenizer: an Encoding

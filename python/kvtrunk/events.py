@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool has cached, as the KV events that routers read: docs/events.md.
+"""The cached pages of a pool, as the KV events that routers read: docs/events.md.
 
 A Source follows the daemon's feed and gives events of chosen namespaces: each page is stored once,
-behind its parent, and removed once, whoever computed it. A Publisher sends them by ZeroMQ, as the
+after its parent, and removed once, from any engine. A Publisher sends them by ZeroMQ, as the
 publishers of vLLM and SGLang do. It needs pyzmq and msgspec; all else needs neither.
 
     publisher = events.Publisher("tcp://*:5557", client.info.page_size)
@@ -35,9 +35,9 @@ _RETRY_S = 0.2
 _TIMEOUT_S = 5.0
 _UNSENT_MAX = 100_000
 _ASKED_MAX = 16
-"""What one publish() takes of subscribers that ask."""
+"""Requests of subscribers that one publish() reads."""
 _ANSWERED_MAX = 256
-"""Messages that it sends again."""
+"""Messages that one publish() sends again."""
 _TOKENS_END = 1 << 31
 """Keys from here on are no tokens: kvtrunk_keys.h."""
 
@@ -46,13 +46,13 @@ class Stored(NamedTuple):
     """Pages became cached, in the order of their path."""
 
     space: Any
-    """What share() was given with their namespace."""
+    """The `space` that share() was given with their namespace."""
     digests: list[bytes]
-    """Of each page."""
+    """Digest of each page."""
     parent: Optional[bytes]
     """Digest of the page in front. None: they begin a prompt."""
     tokens: list[int]
-    """Of all pages. Of pairs one more: each position has its token, and the next one."""
+    """Tokens of all pages. With pairs one more: each position has its token, and the next one."""
 
 
 class Removed(NamedTuple):
@@ -62,7 +62,7 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Nothing of before is cached. What is follows."""
+    """Forget all pages stored so far. Events of those that are cached follow."""
 
 
 Event = Union[Stored, Removed, Cleared]
@@ -71,7 +71,7 @@ Chain = Callable[[Any, Optional[bytes], Sequence[int]], bytes]
 
 
 class Space(NamedTuple):
-    """What routers are told of a namespace."""
+    """Names of a namespace in events for routers."""
 
     lora_name: Optional[str] = None
     cache_salt: Optional[str] = None
@@ -318,7 +318,7 @@ def _begin(call: Callable[[], tuple[Client, Feed]]) -> Future[tuple[Client, Feed
 
 
 def _drop(done: Future[tuple[Client, Feed]]) -> None:
-    """What came too late."""
+    """Close a connection that came too late."""
     if done.exception() is None:
         _close(done.result()[0])
 
@@ -339,7 +339,7 @@ class Source(Owner):
         self._socket, self._label = socket, label
         self._calls: collections.deque[Optional[tuple[tuple[int, int], int, Any]]] = (
             collections.deque())
-        """What share() asks for. None: forget()."""
+        """Calls of share() that take() has not done. None: one of forget()."""
         self._tried_at = 0.0
         self._stale = True
         """A snapshot is due."""
@@ -359,8 +359,8 @@ class Source(Owner):
         self._calls.append(None)
 
     def take(self, most: int = 4096) -> list[Event]:
-        """What happened since the last call, or the first part of it, of about so many pages. Never
-        waits, neither for a change nor for a daemon. Empty while there is none. Raises what
+        """Events since the last call, or the first of them, of about `most` pages. Never waits,
+        neither for a change nor for a daemon: while there is none, it returns none. Raises what
         __init__() raises, but DaemonUnreachable."""
         try:
             if self._coming is not None:

@@ -16,7 +16,7 @@ from ._keys import image_keys
 from ._native import lib
 
 BINS: int = lib.KVT_KEY_BINS
-"""Of coordinates, widths and heights."""
+"""Number of bins of coordinates, widths and heights."""
 _SMALLEST_LOG2 = -10
 
 

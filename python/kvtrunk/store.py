@@ -78,8 +78,8 @@ class Memory(Owner):
 
 
 class Backend(Protocol):
-    """A distributed store. Each method has a thread of its own, get() two. What it raises counts as:
-    none."""
+    """A distributed store. Each method has a thread of its own, get() two. If it raises, that counts
+    as an answer of no page."""
 
     def exists(self, pages: Sequence[Page]) -> Sequence[bool]:
         """Which pages are there."""

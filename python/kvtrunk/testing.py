@@ -72,7 +72,7 @@ class Daemon(Owner):
         self.socket = str(self.directory / "socket")
         """For connect()."""
         self.log = self.directory / "log"
-        """What the daemon said."""
+        """The daemon's log, a file."""
 
     @property
     def pid(self) -> int:

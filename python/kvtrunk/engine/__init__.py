@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's adapter is made of, whatever the engine: docs/engine-authors.md says how, and
-examples/python/batching.py is one. Imports no engine; only `_built` imports torch.
+"""Parts of an engine's adapter, for any engine: docs/engine-authors.md says how to use them, and
+examples/python/batching.py does. Imports no engine; only `_built` imports torch.
 
     _ring       a scheduler's session: its operations, and namespaces kept open
     _hold       what one request has of the pool, from BEGIN to END

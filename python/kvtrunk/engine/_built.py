@@ -41,7 +41,7 @@ _PROCESS = ("asyncio.", "concurrent.", "ctypes.", "logging.", "multiprocessing."
 # Attributes of torch.nn.Module itself, and pages of KV.
 _OWN = frozenset(vars(torch.nn.Module())) | {"kv_cache"}
 _ROTARY = re.compile("cos_sin_cache|cos_cached|sin_cached")
-# What engines compute from the weights of MLA, when those are loaded: as weights.
+# Tensors that engines compute from the weights of MLA after loading: they count as weights.
 _OF_WEIGHTS = re.compile("W_UV|W_UK_T(_dcp_qrep)?|W_[KV](_scale)?|w_[kv]c(_qrep)?|w_scale(_[kv])?")
 _DEPTH_MAX = 64
 

@@ -16,7 +16,7 @@ Folder = Union[pathlib.Path, zipfile.Path]
 
 
 def class_body(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """Of a class, or of the module if there is no name. Empty: there is no such class."""
+    """Statements of a class, or of the module if there is no name. Empty: there is no such class."""
     if not name:
         return tree.body
     return [item for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
@@ -29,13 +29,13 @@ def methods(tree: ast.Module, name: str) -> dict[str, ast.FunctionDef]:
 
 
 def arguments(function: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> set[str]:
-    """Those that have a name."""
+    """Names of a function's arguments, without * and **."""
     given = function.args
     return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
 def signature(function: ast.FunctionDef) -> inspect.Signature:
-    """What inspect.signature() says of it, without types."""
+    """A function's signature as inspect.signature() gives it, without types."""
     given, kind = function.args, inspect.Parameter
     plain = [*given.posonlyargs, *given.args]
     first_default = len(plain) - len(given.defaults)
@@ -71,7 +71,7 @@ def calls(tree: ast.AST, receivers: Collection[str]) -> Iterator[tuple[str, ast.
 
 
 def _why_unbound(call: ast.Call, taken: inspect.Signature) -> Optional[str]:
-    """Why a call does not bind. None: it does. What * and ** give cannot be seen."""
+    """Why a call does not bind. None: it does. Arguments in * and ** cannot be seen."""
     seen: list[Any] = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
     named = {word.arg: None for word in call.keywords if word.arg is not None}
     hidden = len(seen) < len(call.args) or len(named) < len(call.keywords)

@@ -79,8 +79,8 @@ class Checks:
         self._checked: dict[int, None] = {}
 
     def due(self, client: Any, page: int) -> Optional[int]:
-        """After a BEGIN whose last reused page this is: its sealer if the page is to be checked, or
-        None. dropped() follows if it is not made."""
+        """The sealer of a BEGIN's last reused page, if a check of it is due, else None. Call
+        dropped() if the check is not made."""
         if not self._every:
             return None
         sealer: int = client.sealer(page)
@@ -96,7 +96,7 @@ class Checks:
         return sealer
 
     def replacement(self, ring: Any, page: int) -> Optional[tuple[int, int]]:
-        """If a check is due(), a private page in place of this one, and who sealed this one."""
+        """If a check is due(), a private page in place of this one, and this one's sealer."""
         sealer = self.due(ring.client, page)
         if sealer is None:
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to start for a model, and its two forms: commands for a shell, and files for systemd.
+"""Commands that start a model's daemon and engines: for a shell, or as files for systemd.
 
 The adapters make a Start of a model, and `flags` prints it. `prove` and the tests run the same words.
 """
@@ -30,12 +30,12 @@ class Start(NamedTuple):
     daemons: Sequence[Sequence[str]]
     daemon_notes: Sequence[str]
     variables: Sequence[Sequence[str]]
-    """Of the environment of each engine."""
+    """Variables of each engine's environment."""
     command: Sequence[str]
-    """Of each engine."""
+    """Command of each engine."""
     notes: Sequence[str]
     port: int
-    """That an engine listens at if no other is given."""
+    """Port that an engine listens at if no other is given."""
     mps: bool
     """Whether the engines run under NVIDIA's MPS."""
 
@@ -44,7 +44,7 @@ _MPS = "nvidia-cuda-mps-control -d"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of flags, for all engines."""
+    """Add the options of `flags` that all engines have."""
     parser.add_argument("--conf", type=_name, metavar="NAME",
                         help=f"print {_ETC}/NAME.conf and units of the engines, for systemd")
 
@@ -57,7 +57,7 @@ def _name(text: str) -> str:
 
 
 def lines(start: Start, arguments: argparse.Namespace) -> list[str]:
-    """What flags prints. Comments begin with "#". ValueError: --mps without a device."""
+    """Lines that `flags` prints. Comments begin with "#". ValueError: --mps without a device."""
     if start.mps and arguments.device == "cpu":
         raise ValueError("--mps is for engines on a CUDA device: give --device cuda, or leave it out")
     if start.mps:

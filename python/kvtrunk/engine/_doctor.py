@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor commands of all engines have in common: the report, and a look at the daemon."""
+"""Parts of the doctor commands of all engines: the report, and a look at the daemon."""
 from __future__ import annotations
 
 import contextlib

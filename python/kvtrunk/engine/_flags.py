@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags commands of all engines have in common: the daemon's command, what this machine has,
-and how the memory of a device is divided."""
+"""Parts of the flags commands of all engines: the daemon's command, this machine's resources, and
+the division of a device's memory."""
 from __future__ import annotations
 
 import argparse
@@ -38,11 +38,11 @@ _MAJOR = 75
 
 
 class Commands(NamedTuple):
-    """What to start for a model, as words."""
+    """Commands of a model's daemon and engines, as words."""
 
     daemon: list[str]
     variables: list[str]
-    """Of an engine's environment."""
+    """Variables of an engine's environment."""
     engine: list[str]
 
 
@@ -66,8 +66,8 @@ def model_folder(model: str) -> pathlib.Path:
 
 def geometry(folder: pathlib.Path, page_size: int, kv_type: Optional[str],
              n_ranks: int) -> dict[str, Any]:
-    """What kvtctl finds in a model's config.json, by its names. kv_type: None is that of the
-    weights. States, Uneven, ValueError: it refuses the model."""
+    """Shape of a model's KV, which kvtctl finds in its config.json, by kvtctl's names. kv_type: None
+    is that of the weights. States, Uneven, ValueError: it refuses the model."""
     command = [program("kvtctl"), "--json", "geometry", str(folder), f"--page-size={page_size}",
                f"--tensor-parallel={n_ranks}", *([f"--kv-type={kv_type}"] if kv_type else [])]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -86,8 +86,8 @@ def options(found: Mapping[str, Any]) -> list[str]:
 
 
 def page_bytes(shape: Mapping[str, Any], pool: int, option: str) -> int:
-    """Of a page of all layers, in one rank. ValueError: a pool of so many bytes, which `option` gives,
-    has no room for one beside page 0."""
+    """Bytes of a page of all layers, in one rank. ValueError: a pool of `pool` bytes, which `option`
+    gives, has no room for one beside page 0."""
     found = Geometry(shape["n_layers"], shape["n_kv_heads"], shape["head_dim"], shape["kv_type"],
                      shape["kv_layout"], "layer").page_bytes(shape["page_size"])
     if pool < 2 * found:
@@ -168,7 +168,7 @@ def add_model(parser: argparse.ArgumentParser, device: str) -> None:
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """What divide() needs of the user."""
+    """Add the options that divide() reads."""
     parser.add_argument("--engines", type=count, metavar="N",
                         help="print the commands of N engines and of a router, in order; they divide "
                         "this machine's CPUs, or a device (2 do without)")
@@ -192,7 +192,7 @@ class Device(NamedTuple):
     n_bytes: int
     """Its memory, as engines count it."""
     major: int
-    """Of its compute capability."""
+    """Major number of its compute capability."""
 
 
 def first_device() -> Optional[Device]:
@@ -222,7 +222,7 @@ def weights_bytes(folder: pathlib.Path) -> int:
 
 
 class Division(NamedTuple):
-    """Of a device's memory."""
+    """Division of a device's memory."""
 
     pool: int
     """Bytes of the pool."""

@@ -30,11 +30,11 @@ def _at_once(call: Callable[[], int]) -> int:
 
 
 class Name:
-    """Of one engine. One thread uses it: that of its scheduler."""
+    """The name of one engine. One thread uses it: that of its scheduler."""
 
     def __init__(self, config: bytes, files: Optional[str]) -> None:
         """config: digest of all but the weights. files: digest of the weights' files. "": they are
-        random numbers. None: what they are is not known."""
+        random numbers. None: they are not known."""
         self._config = config
         self._base: Optional[str] = None
         """Digest of the files last loaded. None: not known, so that no version is."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was proved to share pages, and engines that compute with something else.
+"""Proofs that engines share pages without a mistake, and engines that no proof covers.
 
 $XDG_CACHE_HOME/kvtrunk/proofs.json has what `prove` found right on this machine; each adapter has a
 list of what `make check-engines` runs. A proof covers what ran. An engine that differs in a name of
@@ -34,7 +34,7 @@ STAND_IN = "Stand-in"
 UNKNOWN = "unknown"
 
 Made = dict[str, Any]
-"""What an engine computes with: from made()."""
+"""Software and hardware that an engine computes with, by name: from made()."""
 
 
 class Unproved(ValueError):
@@ -81,7 +81,7 @@ def driver() -> str:
 
 
 def made(engine: str, release: str, device: str, **more: Any) -> Made:
-    """What an engine computes with. device: "cpu", or the name of a device."""
+    """Software and hardware that an engine computes with. device: "cpu", or a device's name."""
     return {"engine": engine, "version": release, "kvtrunk": build(), "device": device,
             **({"driver": driver()} if device != "cpu" else {}), **more}
 
@@ -108,9 +108,9 @@ def _nearest(this: Made, found: list[Made]) -> str:
 
 
 def check(this: Made, tested: Iterable[Mapping[str, Any]], options: str = "") -> Optional[str]:
-    """What an engine is to log at its start, or None. tested: values that were, of some of the names
-    of `this`; a tuple has several. options: of `prove`, behind the model. Unproved. An engine that is
-    being proved is not asked."""
+    """The warning that an engine logs at its start, or None: `this` is proved or tested. tested: tested
+    values of some names of `this`; a tuple has several. options: of `prove`, after the model.
+    Unproved. For an engine under proof it notes `this` and returns None."""
     proving = os.environ.get(PROVING)
     if proving:
         with open(proving, "a", encoding="utf-8") as file:

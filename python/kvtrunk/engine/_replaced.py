@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter replaces in a running engine: each adapter has one table of it, `REPLACED` of its
-module _replaced, which `doctor` and the adapter's document print."""
+"""Replaced parts of a running engine: each adapter has one table of them, `REPLACED` of its module
+_replaced, which `doctor` and the adapter's document print."""
 from __future__ import annotations
 
 import functools
@@ -14,7 +14,7 @@ class Replaced(NamedTuple):
     """Its dotted name."""
     why: str
     proof: str
-    """What shows that it took: what ends the engine's start if it did not."""
+    """The check that ends the engine's start if it was not replaced."""
 
 
 def around(owner: Any, name: str, hook: Callable[..., Any]) -> None:

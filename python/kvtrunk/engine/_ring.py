@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session as an engine's scheduler needs it: leases by number, and nothing waits but BEGIN, and
-EXTEND for more pages than are in stock. A BEGIN waits no longer than it is told. A daemon that does
-not answer is told (_stall.py).
+"""A session as an engine's scheduler needs it: leases by number. Only BEGIN waits, and EXTEND and
+pages() for more pages than are in stock. A BEGIN waits no longer than it is told. _stall.py logs
+that the daemon does not answer.
 
-Its fences are those of the one stream that writes pages. So pages of a lease that ends behind a
-fence are given out again at once, to this session (OWN_STREAM).
+Its fences are those of the one stream that writes pages. So the daemon gives out pages of a lease
+that ends at a fence again at once, to this session (OWN_STREAM).
 
 One thread uses it: that of the scheduler. It takes all answers of the client: use no Client.submit()
 beside it.
 
-What a signal's handler raises in a call leaves unknown what the session holds. So from then on the
-session counts as lost: ConnectionLost. It holds nothing when its client is closed.
+After a signal's handler has raised in a call, the session's pages and leases are not known. So it
+counts as lost: ConnectionLost. It holds nothing when its client is closed.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 Lease = tuple[int, int]
 
 WAIT_MS = 30_000
-"""How long a request is held back at most for what another process computes of it."""
+"""How long, at most, a request is held back for a prefix that another process computes."""
 _NO_SPACE = (-errno.ENOSPC, -errno.EDQUOT)
 _CHUNKED: int = lib.KVT_F_CHUNKED
 _NO_PAGES: int = lib.KVT_F_NO_PAGES
@@ -70,7 +70,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _whole(call: _Method) -> _Method:
-    """A call of a ring that happens whole, or loses the session."""
+    """Make a method of Ring happen whole, or lose the session."""
     @functools.wraps(call)
     def guarded(self: Ring, *arguments: Any, **more: Any) -> Any:
         if self._struck:
@@ -104,7 +104,7 @@ class Ring(Owner):
         self._stock: list[int] = []
         self._filling = False
         self._fence: Optional[Fence] = None
-        """The last one of an operation. Steps in front of it may still use pages of the stock."""
+        """Fence of the last operation with one. Steps before it may still use pages of the stock."""
         self._handle = self.client._handle
         self._request = ffi.new("struct kvt_request *")
         self._result = ffi.new("struct kvt_result *")
@@ -112,12 +112,12 @@ class Ring(Owner):
         self._fetched = ffi.new("struct kvt_fetched *")
         self._counters = ffi.new("struct kvt_counters *")
         self.limit = ""
-        """Why the last one that found no room did not: the daemon's reason."""
+        """The daemon's reason for the last refusal for want of room."""
         self._busy = False
         self._pace_s = _HOST_PACE_S if client.info.backend == "host" else _DEVICE_PACE_S
         self._ticket = 0
         self._notices: dict[int, int] = {}
-        """What notice() returns."""
+        """Milliseconds that notice() returns, by ticket."""
         self._given_up: set[int] = set()
         self._refused: list[tuple[int, Error]] = []
         self._late: collections.deque[tuple[Callable[..., bool], tuple[Any, ...]]] = (
@@ -125,21 +125,20 @@ class Ring(Owner):
         self._retired: list[int] = []
         self._sides: list[int] = []
         self._pending: dict[int, tuple[float, int]] = {}
-        """Operations whose answer did not come in time: since when, and with how many keys, by
-        ticket."""
+        """Operations whose answer is late, by ticket: since when, and with how many keys."""
         self._begun: dict[int, Begun] = {}
-        """What became of BEGINs that were answered since."""
+        """Late answers of BEGINs, by ticket."""
         self._given: dict[int, list[int]] = {}
         """Side pages of commits without an answer, by ticket."""
         self._not_taken: list[int] = []
         self._struck = False
-        """What a signal's handler raised has ended a call: see _whole()."""
+        """An exception of a signal's handler has ended a call: see _whole()."""
 
     # ---- inside
 
     def _clear(self, op: int, lease: Lease = (0, 0), keys: Any = (),
                fence: Optional[Fence] = None) -> Any:
-        """The request. The caller keeps `keys` until it is submitted."""
+        """The request, cleared and filled. The caller keeps `keys` until it is submitted."""
         request = self._request
         ffi.memmove(request, _ZERO, _REQUEST_BYTES)
         request.op = op
@@ -156,7 +155,7 @@ class Ring(Owner):
         return code
 
     def _submit(self) -> bool:
-        """False: no room, even after taking answers."""
+        """Submit the request. False: no room, even after taking answers."""
         code = lib.kvt_submit(self._handle, self._request)
         if code == -errno.EAGAIN:
             self._reap()
@@ -179,7 +178,7 @@ class Ring(Owner):
             self._stall.look(since)
 
     def _take(self, answer: Any) -> None:
-        """One that nobody waits for."""
+        """Take an answer that no call waits for."""
         ticket = answer.user_data
         if ticket == _FILLING:
             self._filled(answer)
@@ -227,8 +226,8 @@ class Ring(Owner):
             self._notice(fetched.user_data, fetched.wait_ms or WAIT_MS)
 
     def _next(self, wait_ns: int, since: float) -> bool:
-        """Take the next answer into _result. False: none came within wait_ns; the daemon was asked
-        at `since`, or waits for a fence, if that is 0."""
+        """Take the next answer into _result. False: none came within wait_ns. since: when the daemon
+        was asked; 0: it waits for a fence."""
         lib.kvt_client_set_timeout(self._handle, wait_ns)
         try:
             n = lib.kvt_reap(self._handle, self._result, 1, 1)
@@ -307,7 +306,7 @@ class Ring(Owner):
         return len(self._stock)
 
     def _fill(self) -> None:
-        """Ask for what is missing of the stock. If the pool has none, so be it."""
+        """Ask for the pages that the stock lacks. Without room the stock stays smaller."""
         missing = self._stock_size - len(self._stock)
         if self._busy and not self._filling and 2 * missing > self._stock_size:
             request = self._clear(lib.KVT_OP_ALLOC)
@@ -331,7 +330,7 @@ class Ring(Owner):
         return self._submit()
 
     def _give_back(self) -> bool:
-        """Free the stock. False: there is none, or no room to say it."""
+        """Free the stock. False: there is none, or no room for the request."""
         if not self._stock or not self._free(self._stock, self._fence):
             return False
         self._stock = []
@@ -354,7 +353,7 @@ class Ring(Owner):
 
     @_whole
     def touch(self, namespace: int, keys: Any, root_key: int = 0) -> None:
-        """What is cached of a prompt counts as used now. Does not wait. Without room nothing is done.
+        """Mark the cached prefix of a prompt as used now. Does not wait. Without room it does nothing.
         """
         request = self._clear(lib.KVT_OP_MATCH, keys=keys)
         request.namespace_id, request.root_key = namespace, root_key
@@ -368,8 +367,8 @@ class Ring(Owner):
         """Begin with pages for len(keys) + extra positions. wait_ms: how long at most to hold it
         back for what others compute of it; 0: not at all. full: reuse up to the last key. no_pages,
         point, min_positions: see Namespace.begin(); without pages it may begin with fewer keys.
-        patience_s: without an answer for so long it is held back, too; then begun() has what became
-        of it. 0: wait.
+        patience_s: without an answer for so long it is held back, too; then begun() has the late
+        answer. 0: wait.
         ConnectionLost, Error."""
         request = self._clear(lib.KVT_OP_BEGIN, keys=keys)
         request.namespace_id, request.arg, request.root_key = namespace, extra, root_key
@@ -396,7 +395,7 @@ class Ring(Owner):
 
     def _take_keys(self) -> bool:
         """If a BEGIN without pages was refused for want of slots, take away the keys that have none.
-        What is left may be reused whole, because keys follow."""
+        The keys left may be reused whole, because others follow."""
         request, result = self._request, self._result
         fit = result.available * self.client.info.page_size
         if result.reason != lib.KVT_REASON_SLOTS or fit >= request.n_keys:
@@ -412,7 +411,7 @@ class Ring(Owner):
 
     @_whole
     def begun(self, ticket: int) -> Optional[Begun]:
-        """After notice(): what a BEGIN has that was answered late. None: begin again."""
+        """After notice(): the late answer of a BEGIN. None: begin again."""
         return self._begun.pop(ticket, None)
 
     @_whole
@@ -434,8 +433,8 @@ class Ring(Owner):
 
     @_whole
     def is_stalled(self) -> bool:
-        """Whether the daemon has left something without an answer that was asked with patience:
-        another would wait, too. ConnectionLost."""
+        """Whether the daemon has not answered an operation that was asked with patience: another
+        would wait, too. ConnectionLost."""
         if self._pending:
             self._reap()
         return bool(self._pending)
@@ -511,7 +510,7 @@ class Ring(Owner):
         return taken
 
     def _alloc(self, n: int) -> int:
-        """Add n pages to the stock. Returns why there is no space for them."""
+        """Add n pages to the stock. Returns 0, or why there is no space for them."""
         request = self._clear(lib.KVT_OP_ALLOC)
         request.flags, request.arg = _OWN_STREAM, n
         code, pages = self._call()
@@ -519,7 +518,7 @@ class Ring(Owner):
         return code
 
     def page(self) -> Optional[int]:
-        """One of pages()."""
+        """One page, as of pages(). None: no space."""
         taken = self.pages(1)
         return None if taken is None else taken[0]
 
@@ -544,7 +543,7 @@ class Ring(Owner):
         self._do(self._end, lease, fence, computed, keys)
 
     def _do(self, submit: Callable[..., bool], *arguments: Any) -> None:
-        """Submit an operation, if there is room, else when answers have come."""
+        """Submit an operation: now if there is room, else when answers have come."""
         if self._late or not submit(*arguments):
             self._late.append((submit, arguments))
 
@@ -569,22 +568,22 @@ class Ring(Owner):
 
     @property
     def damaged_pages(self) -> int:
-        """How many cached pages were found damaged, of shared memory: while it is as before, no
-        COMMIT is refused as "damaged". As in the last look, if the daemon is inside an operation; 0
-        where it withholds its tree."""
+        """How many cached pages were found damaged, from shared memory: while it is as before, no
+        COMMIT is refused as "damaged". If the daemon is inside an operation, as at the last look;
+        0 where it withholds its tree."""
         lib.kvt_counters_read(self._handle, self._counters)
         return int(self._counters.damaged_pages)
 
     @_whole
     def notice(self, ticket: int) -> Optional[int]:
-        """Of a held-back BEGIN, or of fetch(). None: it is still to wait. Else begin, and wait at most
-        so many ms for what others compute: 0 if that was waited for too long."""
+        """The notice of a held-back BEGIN, or of fetch(). None: it has not come. Else begin, and wait
+        at most so many ms for what others compute: 0 if that has taken too long."""
         self._reap()
         self._reap_fetched()
         return self._notices.pop(ticket, None)
 
     def give_up(self, ticket: int) -> None:
-        """The notice is not wanted any more."""
+        """Want a notice no more, and end the lease of its BEGIN if that was answered late."""
         if not self._struck:
             self._give_up(ticket)
 
@@ -622,14 +621,14 @@ class Ring(Owner):
         return code == -errno.EBUSY
 
     def keep(self, namespace: int) -> None:
-        """This one gets BEGINs again."""
+        """Keep a retired namespace open: it gets BEGINs again."""
         if namespace in self._retired:
             self._retired.remove(namespace)
 
     @_whole
     def announce(self, busy: bool) -> None:
-        """Whether further calls follow soon: then the daemon spins for them. Takes effect with the
-        next call."""
+        """Say whether further calls follow soon: then the daemon spins for them. Takes effect with
+        the next call. If none follow, give the stock back."""
         if busy != self._busy:
             self._busy = busy
             self.client.set_pace(self._pace_s if busy else 0.0)
@@ -639,8 +638,8 @@ class Ring(Owner):
 
     @property
     def owes(self) -> bool:
-        """Whether an answer has still to come that brings pages or a lease, or something has to be
-        given back for which there was no room: then reap() is to be called, requests or none."""
+        """Whether answers that bring pages or a lease have still to come, or an operation waits for
+        room: then call reap(), with requests or without."""
         return bool(self._filling or self._late or self._given or self._pending)
 
     @_whole
@@ -657,8 +656,8 @@ class Ring(Owner):
 
 
 class Spaces:
-    """Namespaces by what names them, opened when they are asked for. The last used ones are kept
-    open, `most` of them: what others have cached the daemon keeps until it needs their places."""
+    """Namespaces by name, which find() opens. The `most` last used ones stay open. The daemon keeps
+    the cached pages of closed ones until it needs their places."""
 
     def __init__(self, ring: Ring, opened: Callable[[Any], Namespace], most: int = 256,
                  patience_s: float = 0.0) -> None:
@@ -671,7 +670,8 @@ class Spaces:
         self._spaces: dict[Any, Namespace] = {}
 
     def find(self, name: Any) -> Namespace:
-        """The namespace; its number may be another one's after the next find(). Error, Stalled."""
+        """The namespace of a name. Its number may be another one's after the next find(). Error,
+        Stalled."""
         space = self._spaces.pop(name, None)
         if space is None:
             if len(self._spaces) >= self._most:
@@ -694,7 +694,7 @@ class Spaces:
             raise ConnectionLost(str(error), errno=error.errno) from None
 
     def clear(self) -> None:
-        """Close all: their names are not used again."""
+        """Close all namespaces: their names are not used again."""
         self._ring.retire([space._id for space in self._spaces.values()], self._patience_s)
         self._spaces.clear()
 

@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each token, if they were asked for."""
+    """Log probability of each token, if they were asked for."""
     n_prompt: int
     """Tokens of the prompt."""
     cached: int

@@ -27,14 +27,14 @@ class Stalled(Error):
 
 
 def connected_again(old: Info, new: Info) -> str:
-    """What the log says of a session after one that was lost."""
+    """The log line of a session after one that was lost."""
     cache = "was kept" if new.instance == old.instance else "starts empty"
     return (f"connected again as session {new.session}: running requests are computed again; the "
             f"cache {cache}")
 
 
 class Stall:
-    """Of one session."""
+    """Whether the daemon answers one session: warns, and ends the wait."""
 
     def __init__(self, socket: Optional[str], log: Callable[..., None], lost_s: Optional[float],
                  clock: Callable[[], float] = time.monotonic) -> None:

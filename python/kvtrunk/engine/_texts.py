@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
     prompts: int
     positions: int
-    """Of the longest prompt with its answer."""
+    """Positions of the longest prompt with its answer."""
 
 
 def text_of(seed: int, n_characters: int) -> str:
@@ -99,7 +99,7 @@ def parting(tokens: Sequence[int], n_pages: int, page_size: int) -> list[list[in
 
 
 class Prompts:
-    """What is asked: for a tokenizer that makes a token of so many characters."""
+    """Prompts of a proof, for a tokenizer that makes a token of `characters` characters."""
 
     def __init__(self, size: Size, characters: float) -> None:
         def text(seed: int, parts: float) -> str:

@@ -41,8 +41,8 @@ State = tuple[int, int, int, int, int]
 
 
 def file_state(path: pathlib.Path) -> State:
-    """What changes when a file does: device, inode, size, mtime and ctime. A program can set mtime
-    back, but not ctime. OSError."""
+    """State of a file, which changes with it: device, inode, size, mtime and ctime. A program can set
+    mtime back, but not ctime. OSError."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -231,7 +231,7 @@ _OTHER_HUB = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
 def why_unnamed(load_format: str, formats: Collection[str], extra: Optional[Iterable[str]],
                 harmless: frozenset[str]) -> Optional[str]:
     """Why the files of a folder do not name what an engine loads. None: they do. formats: that read
-    these files and no others. extra: options of its loader, of which the harmless choose no files."""
+    these files and no others. extra: options of its loader; harmless: those that choose no files."""
     if load_format not in formats:
         return f"--load-format {load_format} does not read the files of the model's folder"
     options = sorted(set(extra or ()) - harmless)

@@ -22,9 +22,9 @@ from ._replaced import REPLACED
 
 def commands(model: str, page_size: int, pool: int, kv_type: Optional[str], ranks: int = 1,
              device: str = "cpu", replicas: int = 1, drafts: Sequence[str] = ()) -> _flags.Commands:
-    """What to start. drafts: an algorithm of speculative decoding, and the model that drafts if it is
-    another one. ValueError: the pool is too small, or the model cannot be shared. OSError: it is not
-    here."""
+    """Commands of a model's daemon and engines. drafts: an algorithm of speculative decoding, and the
+    model that drafts if it is another one. ValueError: the pool is too small, or the model cannot be
+    shared. OSError: it is not here."""
     folder = _flags.model_folder(model)
     shape = _flags.geometry(folder, page_size, kv_type, ranks)
     shape["n_layers"] += _draft_layers(folder, shape, ranks, *drafts)
@@ -93,7 +93,7 @@ def _draft_layers(folder: pathlib.Path, shape: dict[str, Any], ranks: int, algor
 
 
 def _start(arguments: argparse.Namespace) -> _commands.Start:
-    """What flags prints. ValueError, OSError: as commands()."""
+    """The Start that `flags` prints. ValueError, OSError: as commands()."""
     ranks, pool = arguments.tp_size, arguments.pool_bytes or 8 << 30
     on_cpu, replicas = arguments.device == "cpu", arguments.dp_size
     if on_cpu:
@@ -117,7 +117,7 @@ def _start(arguments: argparse.Namespace) -> _commands.Start:
 
 
 def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
-    """What to prove: the commands that flags() prints, with a small pool and short prompts."""
+    """Plan of a proof: the commands that `flags` prints, with a small pool and short prompts."""
     def made(pool: int) -> _flags.Commands:
         return commands(arguments.model, arguments.page_size, pool, arguments.kv_type,
                         arguments.tp_size, arguments.device, drafts=_drafts_of(arguments))
@@ -141,7 +141,7 @@ def _cpus(n_engines: int, n_ranks: int) -> list[str]:
 
 
 def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]]:
-    """Of each engine's environment."""
+    """Variables of each engine's environment."""
     n_engines = _flags.n_engines(arguments)
     if arguments.device != "cpu":
         return [variables] * n_engines

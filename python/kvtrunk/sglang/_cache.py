@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _NO_KEYS = np.empty(0, np.uint32)
 Space = tuple[Optional[str], Optional[str], Optional[str]]
-"""What names a namespace: extra key, salt and adapter."""
+"""Name of a namespace: extra key, salt and adapter."""
 _PLAIN: Space = None, None, None
 _RANK_0S: Any = object()
 """The namespace of a request, where another rank has it."""
@@ -106,7 +106,7 @@ def _say_unproved(runner: Any, pool: Any) -> None:
 
 
 def _graphs(runner: Any) -> str:
-    """What has captured CUDA graphs, of prefill and of decode."""
+    """Names of the runners that captured CUDA graphs, of prefill and of decode."""
     eager, *runners = (getattr(runner, f"{name}_runner", None)
                        for name in ("eager", "prefill_cuda_graph", "decode_cuda_graph"))
     found = [type(each).__name__ for each in runners if each is not None and each is not eager]
@@ -196,7 +196,8 @@ class KvtrunkCache(BasePrefixCache):
     # ---- namespaces
 
     def _renamed(self, why: str) -> None:
-        """What was computed so far stays where it is, and nothing is added to it."""
+        """The engine's name changed: running requests publish nothing more, later ones open
+        namespaces of the new name."""
         self.leases.unshare()
         self._spaces.clear()
         if self._events is not None:
@@ -498,7 +499,7 @@ class KvtrunkCache(BasePrefixCache):
             req.to_finish = aborted
 
     def take_events(self) -> list[Any]:
-        """What the pool has that requests of this engine can use. SGLang's publisher asks after
+        """KV events of pages that requests of this engine can reuse. SGLang's publisher asks after
         prefills, every few decodes, and while it is idle."""
         if self._events is None:
             return []

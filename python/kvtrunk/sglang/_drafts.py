@@ -32,7 +32,7 @@ _configurator: Optional[Any] = None
 
 
 def algorithm() -> Optional[str]:
-    """What SGLang made of --speculative-algorithm."""
+    """The algorithm that SGLang chose by --speculative-algorithm."""
     from sglang.srt.runtime_context import get_spec
     name: Optional[str] = get_spec().speculative_algorithm
     return name
@@ -78,7 +78,7 @@ def n_layers() -> int:
 
 
 def identity(follows: bool) -> list[Any]:
-    """What makes their KV equal. All ranks call it. What is not known is a random number."""
+    """Identity of the draft layers' KV. All ranks call it. Unknown weights are a random number."""
     from ..engine._built import built_digest  # it imports torch, which `flags` does without
     found: list[Any] = []
     for runner in runners:

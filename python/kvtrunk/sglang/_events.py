@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pool has cached, as SGLang's KV events for SGLang's own publisher: --kv-events-config.
+"""Cached pages of the pool as KV events, for SGLang's own publisher: --kv-events-config.
 
-Hashes and formats are those of SGLang's own cache. It publishes what it cached itself; this one what
-any engine did, in the namespaces that its own requests have had.
+Hashes and formats are those of SGLang's own cache. That publishes its own pages; this one those of
+all engines, in the namespaces that its own requests have had.
 """
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class Told(NamedTuple):
-    """What events say of a namespace."""
+    """Fields of a namespace in events."""
 
     cache_salt: Optional[str]
     lora_name: Optional[str]
     seed: Optional[bytes]
-    """What published hashes are hashed with once more."""
+    """Seed with which published hashes are hashed once more."""
 
 
 def _number(digest: bytes) -> int:
@@ -45,7 +45,7 @@ def name_page(told: Told, parent: Optional[bytes], tokens: Sequence[int],
 
 
 class Events:
-    """Of the scheduler of rank 0."""
+    """KV events of the scheduler of rank 0."""
 
     def __init__(self, params: Any, socket: Optional[str], pairs: bool = False) -> None:
         """params: of SGLang's cache. pairs: keys are those of draft layers. Refused: the daemon has
@@ -95,7 +95,7 @@ class Events:
         self._source.forget()
 
     def take(self) -> list[Any]:
-        """What changed since the last call."""
+        """Events since the last call."""
         try:
             return [self._event(event) for event in self._source.take()]
         except Error as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes KV equal: two engines share only what has the same identity."""
+"""Identity of an engine's KV: two engines share only pages of the same identity."""
 from __future__ import annotations
 
 import hashlib
@@ -17,8 +17,8 @@ from . import _drafts, _pool
 
 logger = logging.getLogger(__name__)
 
-# What reads weights from the files of a folder, and from nowhere else. npcache does not: it reads the
-# copy that it made once, whatever the files are today.
+# Load formats that read weights from the files of a folder only. npcache does not: it reads the copy
+# that it made once, even if the files have changed.
 FILE_FORMATS = ("auto", "pt", "safetensors", "instanttensor", "sharded_state", "gguf",
                 "bitsandbytes", "mistral", "layered", "fastsafetensors", "runai_streamer")
 _LOADER_OPTIONS = frozenset({
@@ -112,7 +112,7 @@ def files_of(draft: bool, options: Any) -> Files:
 
 
 def adapter_digest(adapter: Any) -> str:
-    """Of a LoRAAdapter as it is loaded: its configuration, and every byte of its tensors.
+    """Digest of a LoRAAdapter as it is loaded: its configuration, and every byte of its tensors.
 
     These may be views of a file, which a trainer may write into. So they become copies first.
     """

@@ -11,12 +11,12 @@ Invariants, in pages:
     protected = everything else that is not evictable
 Their sum with the evictable pages is the pool, at any time: one reading of the counters serves all.
 
-One thread. When the daemon is gone `lost` is set, and every call answers as a full pool would. One
-that only does not answer is waited for PATIENCE_S, if a request is admitted: its BEGIN is held back
-until the answer comes, and no other is sent meanwhile.
+One thread. When the daemon is gone `lost` is set, and every call answers as a full pool would. If
+the daemon only does not answer, admission waits PATIENCE_S: the request's BEGIN is held back until
+the answer comes, and no other is sent meanwhile.
 
 Every rank of an engine has a scheduler, and all must decide alike. So only rank 0 asks the daemon,
-and the others read from the group's mirror what it saw (see()). What nothing is decided on, as a
+and the others read from the group's mirror what it saw (see()). Values that decide nothing, as a
 reading for a log, each rank looks up by itself.
 """
 from __future__ import annotations
@@ -45,8 +45,8 @@ _EMPTY = array("I")
 
 
 class Lease(Hold):
-    """What SGLang calls a tree node: a prefix in the tree, and the pages that continue it. The row of
-    its request has the pages that are given; a page to check is page `committed`.
+    """A tree node of SGLang: a prefix in the tree, and the pages that continue it. The row of its
+    request has the pages that are given; a page to check is page `committed`.
 
     Without a daemon's lease (`number` is None) it is a hint: `reusable` of a prompt are cached.
     """
@@ -63,11 +63,11 @@ class Lease(Hold):
         self.locks = 0
         """SGLang's locks; with the last one the lease ends."""
         self.written: Optional[Fence] = None
-        """Behind the last pass that computed a part of its prompt, on a device."""
+        """Fence after the last pass that computed a part of its prompt, on a device."""
         self.told = 0
-        """Positions of the last COMMIT."""
+        """Positions of the last COMMIT, at first those that BEGIN found."""
         self.looked = 0
-        """How many pages were damaged when it was asked last whether one of its own is."""
+        """The ring's damaged_pages when the lease last asked whether one of its own is damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Reading:
     free: int
     evictable: int
     others: int
-    """Neither free nor evictable; those of this scheduler included."""
+    """Pages neither free nor evictable; those of this scheduler included."""
     inserted: int = 0
-    """That became cached since the daemon's start."""
+    """Pages that became cached since the daemon's start."""
 
 
 class Leases:
@@ -92,39 +92,39 @@ class Leases:
         self._check_every = check_every()
         self._connect(client)
         self.follows = client.info.rank > 0
-        """Whether it asks nothing, and does what rank 0 saw."""
+        """Whether this rank asks the daemon nothing, and does what rank 0 saw."""
         self.page_size = client.info.page_size
         self.n_pages = client.info.n_pages
         self.lost = False
-        """The daemon is gone, and so is what it knew."""
+        """The daemon is gone, with all leases."""
         self.spare = 0
         self.rows = 0
         self.held = 0
         """Pages of its requests, those of the tree that they read included."""
         self._readers = np.zeros(self.n_pages, np.uint32)
-        """Of each page: leases that have it."""
+        """Number of leases here that have each page, by page."""
         self._stream = 0
         """The CUDA stream of forward passes. 0: none was queued so far, or there are none."""
         self._recorded: Optional[Fence] = None
         self._waiting: dict[str, int] = {}
-        """Tickets of requests that are held back."""
+        """Tickets of held-back requests, by request."""
         self._answered: dict[str, int] = {}
-        """Tickets of those that are no more, and may have begun."""
+        """Tickets of requests that are held back no more, and may have begun, by request."""
         self._wait_ms: dict[str, int] = {}
-        """How long their next BEGIN may wait."""
+        """Milliseconds that the next BEGIN of a request may wait, by request."""
         self._live: dict[tuple[int, int], Lease] = {}
         self.no_room = False
         """The last BEGIN found no room."""
         self._full: Optional[Reading] = None
-        """What the pool had before that, as rank 0 saw it."""
+        """The pool before that BEGIN, as rank 0 saw it."""
         self._min_positions = min_positions()
         self._damaged_pages = 0
-        """Before the last BEGIN."""
+        """The ring's damaged_pages before the last BEGIN."""
         self._found: list[tuple[int, int]] = []
-        """Leases that read a damaged page, and are not told."""
+        """Leases that read a damaged page, which any_damaged() has not noted yet."""
 
     def continue_with(self, client: Client) -> None:
-        """The connection to a new daemon, which knows nothing of the old one's. Nothing is held."""
+        """Continue on the connection to a new daemon, which has no lease of the old one's."""
         self._connect(client)
         self.lost = False
         self._waiting.clear()
@@ -143,8 +143,8 @@ class Leases:
         self._checks = Checks(self._check_every, self.warn)
 
     def _survives(self, client: Client) -> bool:
-        """Whether requests continue on another daemon. No rank goes on, or begins with a new daemon,
-        alone, and graphs are captured with addresses of the old one's device memory."""
+        """Whether requests continue on another daemon. With several ranks none can do so alone. On a
+        device graphs are captured with addresses of the old daemon's memory."""
         return self._n_ranks == 1 and client.info.backend == "host"
 
     @property
@@ -155,8 +155,8 @@ class Leases:
     # ---- ranks
 
     def see(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """What the operation of rank 0 returned, None, a number or a tuple, on every rank. All call
-        this in the same order. ConnectionLost: a rank is gone, or with several the daemon."""
+        """The result of rank 0's operation, None, a number or a tuple, on every rank. All call this
+        in the same order. ConnectionLost: a rank is gone, or with several the daemon."""
         if self.follows:
             return marshal.loads(self.ring.client.mirror_read())
         value = operation(*arguments, **more)
@@ -168,15 +168,15 @@ class Leases:
     # ---- devices
 
     def launched(self, stream: int, prompts: Iterable[Lease] = ()) -> None:
-        """A forward pass was queued on this CUDA stream, which touches pages that requests have.
-        Always the same stream: pages are given out again in its order. prompts: leases of which it
-        computes a part of the prompt. Later passes write behind that."""
+        """Note a forward pass queued on this CUDA stream, which touches pages of requests. Always the
+        same stream: pages are given out again in its order. prompts: leases whose prompts it computes
+        a part of; later passes write after that part."""
         self._stream, self._recorded = stream, None
         for lease in prompts:
             lease.written = self._fence()
 
     def _fence(self) -> Optional[Fence]:
-        """A fence behind all forward passes so far. All ranks call this in the same order: rank 0's
+        """A fence after all forward passes so far. All ranks call this in the same order: rank 0's
         operation waits for the streams of all."""
         if self._recorded is None and self._stream:
             try:
@@ -203,7 +203,7 @@ class Leases:
         return 0
 
     def touch(self, namespace: Namespace, keys: Any) -> None:
-        """What is cached of a prompt is wanted soon. Does not wait."""
+        """Mark the cached prefix of a prompt as used now: it is wanted soon. Does not wait."""
         if not self.follows:
             self._try(self.ring.touch, namespace._id, keys, namespace._root_key)
 
@@ -217,12 +217,12 @@ class Leases:
         return request in self._waiting
 
     def is_stalled(self) -> bool:
-        """Whether the daemon has not answered what was asked last: no more is asked now."""
+        """Whether the daemon has left a question without an answer: then ask no more."""
         return bool(self.see(self._try, self.ring.is_stalled))
 
     def fetch(self, request: str, namespace: Namespace, keys: Any) -> None:
-        """Have a store load what the pool lacks of a prompt. If there is one, the request is held back
-        until the answer has come: only then begin() finds announced what is loaded."""
+        """Have a store load what the pool lacks of a prompt. If there is a store, the request is held
+        back for its answer: only then begin() finds the pages that it loads announced."""
         ticket = self.see(self._try, self._fetch, namespace, keys)
         if ticket:
             self._waiting[request] = ticket
@@ -233,12 +233,12 @@ class Leases:
 
     def begin(self, request: str, namespace: Namespace, keys: Any, positions: int, *,
               reuse: bool = True, ahead: int = 0) -> Optional[Lease]:
-        """A lease for `positions`, the first len(keys) of which have keys. None: not now, because
-        there is no room, or because its prefix is being computed or loaded (is_held_back()).
+        """A lease for `positions`; the first len(keys) have keys. None: not now, because there is no
+        room, or because its prefix is being computed or loaded (is_held_back()).
 
         If there are more positions than keys, it may reuse what is cached of all keys.
-        reuse: False computes all of it, into pages of its own. ahead: positions behind them, without
-        which it could not continue.
+        reuse: False computes all of it, into pages of its own. ahead: positions after them that the
+        lease needs to continue.
         """
         self.reap()
         self.no_room = False
@@ -280,7 +280,7 @@ class Leases:
 
     def _maybe_check(self, lease: Lease) -> None:
         """If a check is due, give the row a page of its own for the last one that it would reuse.
-        The lease has that one all the same."""
+        The lease keeps the reused one."""
         last = lease.committed - 1
         theirs = lease.pages[last]
         check = self.see(self._try, self._checks.replacement, self.ring, theirs)
@@ -300,14 +300,14 @@ class Leases:
         lease.theirs = None
 
     def _drop(self, lease: Lease, why: str = "") -> None:
-        """What the lease would check is not checked."""
+        """Drop the lease's check. why: logged."""
         if self.follows:
             lease.theirs = None
         else:
             lease.drop(self._checks, why)
 
     def _begin(self, ticket: int, namespace: Namespace, *arguments: Any, **more: Any) -> Begun:
-        """ticket: of an earlier one, which may have been answered late."""
+        """Take the late answer of an earlier BEGIN, or begin. ticket: the earlier one's, or 0."""
         before, self._damaged_pages = self.reading(), self.ring.damaged_pages
         begun = self.ring.begun(ticket) or self.ring.begin(
             namespace._id, *arguments, root_key=namespace._root_key, **more)
@@ -344,7 +344,7 @@ class Leases:
         self._count(lease)
 
     def take_back(self, n: int) -> None:
-        """A row no more has n pages, which are not the tree's."""
+        """Count n pages, not of the tree, that a row has no more."""
         self.rows -= n
 
     def commit(self, lease: Lease, computed: int, keys: Any, *, last: bool) -> int:
@@ -408,8 +408,8 @@ class Leases:
         return found
 
     def unshare(self) -> None:
-        """What runs publishes nothing more: it was computed before what comes now. What a late answer
-        begins is of before, too."""
+        """Publish nothing more of running requests: they began before a change. So did those whose
+        BEGIN has a late answer: drop them."""
         for request in {*self._waiting, *self._answered}:
             self.forget(request)
         for lease in self._live.values():
@@ -419,7 +419,7 @@ class Leases:
     # ---- sizes
 
     def reading(self) -> Reading:
-        """What the pool has, from shared memory."""
+        """The pool's page counts, from shared memory."""
         try:
             counters = self.ring.client.counters()
         except Error as error:
@@ -453,14 +453,15 @@ class Leases:
             self._say_why(error)
 
     def forget(self, request: str) -> None:
-        """The request is gone."""
+        """Forget the notice and the late answer of a request that is gone."""
         for ticket in (self._waiting.pop(request, 0), self._answered.pop(request, 0)):
             if ticket and not self.follows:
                 self.ring.give_up(ticket)
         self._wait_ms.pop(request, None)
 
     def _try(self, operation: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Its result; None: the daemon is gone, or it was refused, which is logged."""
+        """The operation's result. None: the daemon is gone, does not answer, or refused it, which is
+        logged."""
         if self.lost:
             return None
         try:

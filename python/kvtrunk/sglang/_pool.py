@@ -35,7 +35,7 @@ class Attached:
         self.client = client
         self.mapped: Pool = pool
         self.witness: Pool = map_slab(client)
-        """Another mapping of the pool, to see what the tensors write. Of a device it is the same."""
+        """Another mapping of the pool, to see what the tensors write. On a device it is the same."""
         self.n_drafts = 0
         """Layers behind the model's, for drafts."""
         self.drafts: Any = None
@@ -84,8 +84,7 @@ def attach_drafts(pool: Any, model: Any) -> None:
 
 
 def geometry_of(pool: Any, more: int = 0) -> Geometry:
-    """What a page holds, with `more` layers of the same kind. Refused: these pages cannot hold it.
-    """
+    """Geometry of a page, with `more` layers of the same kind. Refused: the pages cannot hold it."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     kind = type(pool)
     if kind not in (MHATokenToKVPool, MLATokenToKVPool) or \
@@ -128,7 +127,7 @@ def is_latent(pool: Any) -> bool:
 
 
 def planes(pool: Any) -> list[tuple[Any, ...]]:
-    """Of each layer K and V, or the one plane, as SGLang has them."""
+    """K and V of each layer, or its one plane, as SGLang has them."""
     return [(row,) for row in pool.kv_buffer] if is_latent(pool) else list(
         zip(pool.k_buffer, pool.v_buffer))
 
@@ -145,7 +144,7 @@ def follows() -> bool:
 
 
 def everyone(mine: Any) -> list[Any]:
-    """What each rank has here, by rank. All call this in the same order."""
+    """The values of all ranks, by rank. All call this in the same order."""
     group = ranks()
     return [mine] if group.world_size == 1 else list(group.all_gather_object(mine))
 
@@ -181,7 +180,7 @@ def socket(which: str = "socket") -> Optional[str]:
 
 
 def _store() -> dict[str, Any]:
-    """What connect() needs to know of the store."""
+    """Arguments of connect() for the store."""
     try:
         return {"store": socket("store"), "fetch_wait": fetch_wait()}
     except ValueError as error:
@@ -270,7 +269,7 @@ def check_sizes(info: Any, page_size: int, size: int, n_ranks: int,
 
 
 def bounds(runner: Any, pool: Any) -> _check.Bounds:
-    """What errors to expect between two pages of a model."""
+    """Bounds of the errors between two pages of a model."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     config = runner.model_config
     computed, stored = (str(dtype).removeprefix("torch.") for dtype in (config.dtype, pool.dtype))
@@ -310,7 +309,7 @@ def prove(pool: Any) -> None:
 
 
 def _prove_layers(pool: Any, attached: Attached, first: int) -> None:
-    """Of one of SGLang's pools. first: its first layer in the page."""
+    """Prove the layers of one of SGLang's pools. first: its first layer in the page."""
     for i in range(pool.layer_num):
         there, seen = attached.mapped.layer(first + i), attached.witness.layer(first + i)
         key = pool.get_key_buffer(pool.start_layer + i)
@@ -356,7 +355,7 @@ def make_allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_:
 
 
 class Budget(PrefillBudget):
-    """What admission has. Other readings of the sizes decide nothing: each rank has its own."""
+    """Pages for admission, as rank 0 sees them. Each rank's own readings decide nothing."""
 
     def _available_and_evictable(self) -> int:
         return int(self.allocator.leases.see(super()._available_and_evictable))
@@ -449,7 +448,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
 
     @contextlib.contextmanager
     def rows_of(self, rows: list[tuple[Any, int, int]]) -> Iterator[None]:
-        """What is allocated meanwhile is for these requests: positions of each, from and to."""
+        """Allocate for these requests meanwhile: positions of each, from and to."""
         self._rows = rows
         try:
             yield

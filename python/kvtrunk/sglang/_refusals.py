@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kvtrunk.sglang does not do, each in a sentence that names the flag."""
+"""Refusals of kvtrunk.sglang, each a sentence that names the flag."""
 from __future__ import annotations
 
 from typing import Any, Optional

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this adapter replaces in a running SGLang, and by what. No file of SGLang is changed.
+"""Replaced parts of a running SGLang, and their replacements. No file of SGLang is changed.
 
 SGLang ignores a plug-in that raises, and hooks that cannot be applied. So a hook does nothing but
 decide whether it is wanted, and _cache.make() checks that each is in place.
@@ -71,7 +71,7 @@ def _decode(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _speculate(original: Any, cache: Any, *arguments: Any, **options: Any) -> Any:
-    """Slots of draft tokens, of which a request keeps those that are accepted."""
+    """Slots of draft tokens; a request keeps those of accepted ones."""
     return _with_rows(cache, lambda: zip(options["reqs"], options["cur_kv_lens_cpu"].tolist(),
                                          options["nxt_kv_lens_cpu"].tolist()),
                       lambda: original(cache, *arguments, **options))
@@ -121,7 +121,7 @@ def _retract(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _say_off() -> None:
-    """Log if SGLang has no prefix cache, whoever turned it off: it says no word of the flag."""
+    """Log if SGLang has no prefix cache, for whatever reason: SGLang does not mention the flag."""
     from sglang.srt.runtime_context import get_memory
     if get_memory().radix_cache_backend == NAME and not wanted():
         logger.warning(

@@ -24,11 +24,11 @@ _HARMLESS_CHECKS = ("snapshot", "compare", "checksum")
 Original = Callable[[], Any]
 
 current: Optional[Updates] = None
-"""Of this process, which has one scheduler."""
+"""The Updates of this process, which has one scheduler."""
 
 
 class Updates:
-    """Of one engine. It calls `renamed`, with the reason, whenever the name changed."""
+    """Weight updates of one engine. Calls `renamed`, with the reason, when the name has changed."""
 
     def __init__(self, name: Name, tensors: Optional[dict[str, Any]],
                  renamed: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ class Updates:
         finally:
             if self._loaded:
                 digest = files.digest()
-                if digest and _drafts.runners:  # of which SGLang loads what the files have, too
+                if digest and _drafts.runners:  # SGLang loads into them what the files have for them
                     digest = f"{digest} in drafts"
                 if digest and (self._tensors is None or files.tensors != self._tensors):
                     # Tensors that they lack are as they were.
@@ -229,5 +229,5 @@ class Adapters:
         return original()
 
     def name(self, number: Optional[str]) -> Optional[str]:
-        """What names an adapter in a namespace. None: no adapter."""
+        """Name of an adapter in a namespace. None: no adapter."""
         return number and self._digests.get(number, f"{self._own} {number}")

@@ -15,7 +15,7 @@ from ..engine._releases import RELEASES
 
 OURS = RELEASES["sglang"]
 TESTED = ({"version": OURS.run, "device": "cpu", "backend": "TorchNativeAttnBackend"},)
-"""What the tests of whole engines run: values of the names of _proofs.made()."""
+"""Configurations that the tests of whole engines run: values by the names of _proofs.made()."""
 
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 # Each name, and arguments that it must take (by this name, or by **).
@@ -163,14 +163,14 @@ def check() -> None:
 
 
 def problems(root: _calls.Folder) -> list[str]:
-    """What an installed package or a wheel lacks: sentences, none if it has everything."""
+    """Names that an installed package or a wheel lacks: sentences, none if it has everything."""
     return [text for text in (_in_file(root, name, arguments) for name, arguments in NAMES.items())
             if text is not None]
 
 
 @functools.lru_cache(maxsize=None)
 def _parsed(file: Any) -> ast.Module:
-    """Of a file that many names are in."""
+    """The tree of a file, kept because many names are in it."""
     return ast.parse(file.read_text("utf-8"))
 
 

@@ -102,8 +102,7 @@ def _vllm_type(kv_type: str) -> str:
 
 def _shape(folder: pathlib.Path, arguments: argparse.Namespace,
            spec: dict[str, Any]) -> dict[str, Any]:
-    """What the daemon and engines of a model need to know of it. SystemExit: it cannot be
-    shared."""
+    """Shape of a model's KV for the daemon and engines. SystemExit: it cannot be shared."""
     alone = bool(spec) or arguments.disable_hybrid_kv_cache_manager
     kv_type = None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
     block_size = arguments.block_size or _BLOCK
@@ -152,8 +151,8 @@ def _division(arguments: argparse.Namespace) -> _flags.Division:
 
 def commands(arguments: argparse.Namespace, replicas: int = 1,
              spec: Optional[dict[str, Any]] = None) -> _flags.Commands:
-    """What to start. spec: --speculative-config. SystemExit, ValueError: the model cannot be shared,
-    or is not here."""
+    """Commands of a model's daemon and engines. spec: --speculative-config. SystemExit, ValueError:
+    the model cannot be shared, or is not here."""
     on_cpu = arguments.device == "cpu"
     if on_cpu and (arguments.block_size or 0) % 32:
         raise SystemExit("vLLM on a CPU needs a --block-size that is a multiple of 32")
@@ -203,7 +202,7 @@ def commands(arguments: argparse.Namespace, replicas: int = 1,
 
 
 def _start(arguments: argparse.Namespace) -> _commands.Start:
-    """What flags prints. SystemExit, ValueError: as commands()."""
+    """The Start that `flags` prints. SystemExit, ValueError: as commands()."""
     on_cpu, replicas = arguments.device == "cpu", arguments.data_parallel_size
     daemon, variables, engine = commands(arguments, replicas, arguments.speculative_config)
     why, notes = _flags.CPU_DAEMON_WHY if on_cpu else _division(arguments).why, []
@@ -221,7 +220,7 @@ def _start(arguments: argparse.Namespace) -> _commands.Start:
 
 
 def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
-    """What to prove: the commands that flags() prints, with a small pool and short prompts."""
+    """Plan of a proof: the commands that `flags` prints, with a small pool and short prompts."""
     daemon, arguments.pool_bytes = _prove.daemon_options(commands(arguments).daemon, size.positions)
     _, variables, engine = commands(arguments)
     engine += ["--max-model-len", str(size.positions), "--max-num-seqs", "8",

@@ -3,12 +3,11 @@
 
 Life of a request: get_computed_blocks() begins it with all its tokens and gets pages for them, or
 none with --no-scheduler-reserve-full-isl. allocate_slots() hands the page table out, a step's blocks
-at a time, and extends it. The end of
-schedule() commits what the step computes, behind a fence that is the step's number: vLLM counts
-blocks as cached before they are computed, which across processes would be wrong. The step's output
-raises the fence. free() ends the lease behind the last scheduled step; nothing waits for it.
-Only positions whose keys are those of accepted tokens are committed (_drafts.py). Groups of blocks
-beside the main one are side pages (_hybrid.py).
+at a time, and extends it. The end of schedule() commits the positions that the step computes, at a
+fence that is the step's number: vLLM counts blocks as cached before they are computed, which across
+processes would be wrong. The step's output raises the fence. free() ends the lease at the fence of
+the last scheduled step; nothing waits for it. Only positions whose keys are those of accepted tokens
+are committed (_drafts.py). Groups of blocks beside the main one are side pages (_hybrid.py).
 
 When the daemon's session is lost, allocate_slots() refuses everything, so that vLLM preempts all
 requests; then `engine.recover()` connects again and they begin as if they were new.
@@ -34,26 +33,26 @@ from ._keys import Keys
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 RETRY_S = 0.002
-"""How long a request that found no space is left alone."""
+"""Pause before a request that found no space begins again."""
 _USAGE_S = 0.1
 _NO_KEYS = array("I")
 
 
 class Check(NamedTuple):
-    """What a worker compares: a page of this engine's, and the one that it replaced."""
+    """A comparison for a worker: this engine's page `mine` with `theirs`, which it replaced."""
 
     number: int
     mine: int
     theirs: int
     reused: Optional[int]
-    """First page that is reused all the same. None: there is none, so all is the engine's own."""
+    """First page that the request still reuses. None: all its pages are the engine's own."""
     step: int
-    """The step that completes its own page."""
+    """Number of the step that completes `mine`."""
 
 
 def _not_done(**asked: Any) -> RuntimeError:
-    """vLLM asks for what kvtrunk would leave out. Only a KV connector that loads, an encoder, or an
-    option that is refused at the start has such values."""
+    """The error for arguments that kvtrunk would ignore. Only a KV connector that loads, an encoder,
+    or an option that is refused at the start has such values."""
     values = ", ".join(f"{name}={value}" for name, value in asked.items() if value not in (0, ()))
     return RuntimeError(f"kvtrunk: vLLM gives its cache manager {values}, and kvtrunk cannot obey: "
                         "start the engine with what `python -m kvtrunk.vllm flags` prints, or "
@@ -72,47 +71,48 @@ class State(Hold):
         super().__init__()
         self.request = request
         self.session = session
-        """The session of the lease: leases end with it."""
+        """Session of the lease: leases end with it."""
         self.room = 0
-        """Positions of the pages that are given, 0 when the session was lost."""
+        """Up to so many positions allocate_slots() grants at once. 0: the session is lost, or the
+        request is damaged."""
         self.asked = False
-        """Whether a store was asked for it, if there is one."""
+        """Whether a store was asked for its prompt, if there is one."""
         self.ticket = 0
-        """Above 0: held back until this notice."""
+        """Ticket of the notice that it is held back for. 0: it is not."""
         self.retry = 0.0
-        """No space: not to try before this time."""
+        """After no space: time before which it does not begin again."""
         self.counted = False
-        """Whether it is counted as one that found no space."""
+        """Whether it was counted as refused for want of room."""
         self.wait_ms = WAIT_MS
-        """How long to wait for what others compute or load."""
+        """How long BEGIN may hold it back for what others compute or load."""
         self.keys: Optional[Keys] = None
         self.prompt: Optional[array[int]] = None
         """Keys of all its tokens, until it begins."""
         self.checked: Optional[Check] = None
-        """The check in flight, for which its commits wait."""
+        """Check in flight, for which its commits wait."""
         self.computed = 0
         """Positions to commit when the check has passed."""
         self.ended = False
-        """Freed by vLLM, before the check's outcome came."""
+        """Whether vLLM freed it before the check's outcome came."""
         self.drafted: Optional[int] = None
-        """Positions whose draft KV was written, if vLLM left it out in a step."""
+        """Leading positions with draft KV. None: vLLM has left it out in no step."""
         self.n_prompt: int = request.num_prompt_tokens
-        """Of a stream more when its next input has come."""
+        """Tokens of the prompt at its start. A stream's prompt grows with its next input."""
         self.point: Optional[Point] = None
-        """With side pages: which ones its lease has."""
+        """Side pages of its lease, if the model has side pages."""
         self.sides_first: bool = request.num_preemptions > 0
-        """Whether it takes side pages before it begins, because there was no room for them: its match
-        may have left none within the session's limit, and would again."""
+        """Whether it reserves side pages before BEGIN. There was no room for them: its match may have
+        left none within the session's limit, and would again."""
         self.alone = False
-        """Whether it locks nothing that is cached, because that leaves it no room."""
+        """Whether it matches no cached prefix, because to lock one leaves it no room."""
 
     def alive(self, session: int) -> bool:
-        """False: the session of its lease was lost, nothing may be done with it."""
+        """Whether its lease's session is this one. False: use the lease for nothing."""
         return self.session == session
 
 
 class KvtrunkKVCacheManager(KVCacheManager):
-    """See the module. Made by adopt() from the manager that the scheduler has made."""
+    """See the module. adopt() turns the scheduler's manager into one."""
 
     @classmethod
     def adopt(cls, manager: Any, engine: Engine) -> KvtrunkKVCacheManager:
@@ -127,20 +127,20 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self.page_size = engine.info.page_size
         self.states: dict[str, State] = {}
         self.step = 0
-        """Steps with work that were scheduled."""
+        """Steps with work that this session scheduled: value of the last one's fence."""
         self.in_flight: collections.deque[int] = collections.deque()
-        """Scheduled steps whose output has not come: their numbers, 0 for one without work."""
+        """Numbers of scheduled steps whose output has not come; 0: one without work."""
         self.awaited = 0
         """The last step that an operation of the ring may wait for; 0: none waits."""
         self._begun: list[State] = []
         """Requests that this schedule() began."""
         self._behind = int(engine.drafts)
-        """How many tokens behind a position its KV depends on."""
+        """KV of a position depends on so many tokens after its own: 1 with draft layers."""
         self._counts: collections.Counter[str] = collections.Counter()
-        """Requests that found no room and were not taken by take_refused()."""
+        """Requests that found no room since the last take_refused(), by reason."""
         self._checks = 0
         self._asked: dict[int, State] = {}
-        """Requests whose check is in flight, by its number."""
+        """Requests whose check is in flight, by the check's number."""
         self._usage = (0.0, 0.0)
         self.sides = Sides(self, engine) if self.num_kv_cache_groups > 1 else None
         """None: all layers keep the same positions."""
@@ -158,8 +158,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._try(self._fetch, state)
 
     def _fetch(self, state: State) -> None:
-        """Ask a store for what the pool lacks, once. If there is one, hold the request back until the
-        answer has come: only then BEGIN finds announced what it loads."""
+        """Have a store load what the pool lacks of a prompt, once. If there is a store, hold the
+        request back for its answer: only then BEGIN finds the pages that it loads announced."""
         if state.asked or self.engine.ring.is_stalled():
             return
         namespace = self._namespace(state)
@@ -170,7 +170,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                                                   state.keys.root())
 
     def _namespace(self, state: State) -> Optional[int]:
-        """That of its keys. None: it shares nothing."""
+        """Namespace of its keys. None: it shares nothing."""
         if state.keys is None or not state.keys.still():
             state.keys = Keys(state.request, self.page_size, self._behind)
             state.prompt = None
@@ -187,7 +187,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return state.prompt
 
     def _begin(self, state: State, begun: Optional[Begun]) -> None:
-        """Begin, or note why not: `ticket` or `retry`. begun: what an earlier BEGIN has."""
+        """Begin, or note why not: `ticket` or `retry`. begun: late answer of an earlier BEGIN."""
         request, engine = state.request, self.engine
         engine.ring.announce(True)
         namespace = None if state.alone else self._namespace(state)
@@ -228,7 +228,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             self._maybe_check(state)
 
     def _report(self, state: State) -> None:
-        """Tell again what a request found, if it asks for that and KV events tell of it."""
+        """Publish events of a request's reused pages again, if it asks for that."""
         events, request = self.engine.events, state.request
         if events is None or request.kv_cache_report_mode != "full" or state.keys is None:
             return
@@ -254,7 +254,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             state.check(*check, self.page_size)
 
     def _ready(self, state: State) -> bool:
-        """Try to have a lease."""
+        """Whether a request has a usable lease. If it has none, try to begin it."""
         if state.number is not None:
             return state.alive(self.engine.session) and not state.damaged
         begun = None
@@ -304,8 +304,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.sides.junction(state.point, request))
 
     def held_back(self, request: Any) -> bool:
-        """True: the scheduler shall look at other requests, this one waits for another engine, a
-        store, or the daemon."""
+        """Whether the scheduler shall pass this request over: it waits for another engine, a store,
+        or the daemon."""
         state = self.states.get(request.request_id)
         return state is not None and state.number is None and (
             state.ticket > 0 or self.engine.is_lost)
@@ -330,7 +330,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         state = self.states.get(request.request_id)
         if state is not None and total <= state.room:
             return self.empty_kv_cache_blocks
-        # One that is not begun is not begun here: vLLM was told that it reuses nothing.
+        # Do not begin a request here: vLLM was told that it reuses nothing.
         if state is None or state.number is None or self.engine.is_lost or not self._ready(state):
             return None
         kept = self.watermark_blocks if state.given == 0 and has_scheduled_reqs else 0
@@ -359,21 +359,21 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 not self._running())
 
     def _found_no_room(self, state: State) -> None:
-        """A request that has no block cannot have the first ones."""
+        """Note that a request had no room. If it has no block yet, count it as refused."""
         if state.given == 0:
             self._refused(state)
             state.sides_first |= not self._running()
 
     def _has_free(self, n: int) -> bool:
-        """Whether the pool has n pages beside what this request has: --watermark."""
+        """Whether the pool has n pages that are free, evictable or in stock: --watermark."""
         found = self._try(self.engine.ring.client.counters)
         return found is not None and bool(
             found.free_pages + found.evictable_pages + self.engine.ring.stocked >= n)
 
     def _allocate_sides(self, state: State, computed: int, total: int, found: KVCacheBlocks,
                         whole: bool, kept: int) -> Optional[KVCacheBlocks]:
-        """allocate_slots() with side pages. whole: it must have room for the whole request, and leave
-        `kept` pages, too."""
+        """allocate_slots() with side pages. whole: only if the whole request has room. kept: pages
+        that it must leave."""
         request, sides = state.request, self.sides
         assert sides is not None
         processed = max(0, computed - request.num_in_flight_tokens)
@@ -391,7 +391,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
             return None
         need = -(-total // self.page_size)
         before, state.given = state.given, max(state.given, need)
-        # Behind a block's end what the step before last used is freed when that was processed.
+        # Until the steps of earlier blocks are processed, each call has sides.skip() free their blocks.
         end = -(-total // sides.block_size) * sides.block_size
         state.room = end - 1 if processed > end - sides.block_size else 0
         blocks = self.block_pool.blocks
@@ -409,8 +409,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 self.sides.reserve(state.request, total, found.blocks, computed))
 
     def _let_go(self) -> bool:
-        """Let go of side pages that no request needs, before their next COMMIT. True: there were
-        some."""
+        """Let go of side pages that no request needs, by a COMMIT of nothing more now. False: there
+        were none."""
         assert self.sides is not None
         unread = [state for name, state in self.states.items()
                   if self.sides.pool.unread(name, state.committed)]
@@ -429,19 +429,19 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return pages is not None
 
     def _running(self) -> bool:
-        """Whether a request of this engine was scheduled, and so will give back what it has."""
+        """Whether a request of this engine was scheduled, and so will give its pages back."""
         return any(state.given for state in self.states.values())
 
     def _pool_is_idle(self) -> bool:
-        """Whether nobody holds a page: what is refused now will be refused again."""
+        """Whether no process holds a page: a BEGIN refused now will be refused again."""
         assert self.sides is not None
         return self.sides.pool.get_num_free_blocks() >= self.engine.info.n_pages - 1
 
     def _end_unscheduled(self) -> None:
         """End the leases of requests that this schedule() began and did not schedule, for want of room
-        or budget: what they hold running requests of all engines may wait for. Steps in flight may
-        still write their pages: those of a request that ended, which the session gets before their
-        fence."""
+        or budget: running requests of all engines may wait for their pages. They end at the fence,
+        because the session gets pages of an ended request before it: steps in flight may still write
+        them."""
         begun, self._begun = self._begun, []
         for state in begun:
             name = state.request.request_id
@@ -457,14 +457,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
     # ---- publishing
 
     def fence(self) -> Optional[Fence]:
-        """Behind all scheduled steps. None: their output has come."""
+        """Fence after all scheduled steps. None: their output has come."""
         if self.step not in self.in_flight:
             return None
         self.awaited = self.step
         return STEP_WORD, self.step
 
     def scheduled(self, num_scheduled_tokens: dict[str, int]) -> list[Check]:
-        """End of schedule(): commit what the step computes. Returns what to compare after it."""
+        """End of schedule(): commit what the step computes. Returns the checks after it."""
         checks: list[Check] = []
         self._end_unscheduled()
         self._flush()
@@ -488,7 +488,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return checks
 
     def _ask(self, state: State) -> Check:
-        """Have the page compared that this step completes."""
+        """Note a check of the page that this step completes, and return it."""
         assert state.own is not None and state.theirs is not None
         self._checks += 1
         self._asked[self._checks] = state
@@ -517,7 +517,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                     state.drafted = min(request.num_computed_tokens, request.num_tokens - 1)
 
     def _sides_of(self, state: State, pages: int, last: bool) -> list[tuple[int, int, int]]:
-        """Side pages to publish with so many main pages, and behind the last step those to drop."""
+        """Side pages that a COMMIT of `pages` main pages publishes, and those that it lets go of, or
+        drops if it is the last."""
         if self.sides is None or state.point is None:
             return []
         sides = self.sides.pool.noted(state.request.request_id, pages)
@@ -525,12 +526,12 @@ class KvtrunkKVCacheManager(KVCacheManager):
                         self.sides.pool.unread(state.request.request_id, pages))
 
     def _commit(self, state: State, computed: int, last: bool = False) -> None:
-        """Publish the whole pages of the first computed positions, of accepted tokens, when the
-        last scheduled step has ended. last: no step follows."""
+        """Publish the whole pages of the first `computed` positions, up to the accepted tokens, at
+        the fence of the last scheduled step. last: no step follows."""
         request, behind = state.request, self._behind
         if request.resumable and self.engine.speculates:
-            # The last token is discarded when the next input comes. Then the position in front of it
-            # keeps that token's draft KV, and vLLM 0.32 counts tokens behind a stop as computed.
+            # The last token is discarded when the next input comes. Then the position before it keeps
+            # that token's draft KV, and vLLM 0.32 counts tokens after a stop as computed.
             behind *= 2
             state.shared = state.shared and request.num_prompt_tokens == state.n_prompt
         tokens = min(computed, request.num_tokens - behind)
@@ -574,9 +575,9 @@ class KvtrunkKVCacheManager(KVCacheManager):
 
     def processed(self) -> None:
         """The output of the oldest step in flight came: its KV is in the pages, of all ranks. With
-        a KV connector vLLM's executor returns a step's output when it has that of each worker, and
-        a worker sends it when it has waited for the copy of the sampled tokens, which its stream
-        orders behind its forward pass; with async scheduling, too. So one fence is enough."""
+        a KV connector vLLM's executor returns a step's output when it has that of each worker. A
+        worker sends it when it has waited for the copy of the sampled tokens, which its stream
+        orders after its forward pass; with async scheduling, too. So one fence is enough."""
         step = self.in_flight.popleft() if self.in_flight else 0
         if self.engine.is_lost:
             return
@@ -604,8 +605,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._settle()
 
     def _settle(self) -> None:
-        """Without requests give back side pages, and, if vLLM makes no step then, wait until all is
-        given back."""
+        """If there is no request, give back side pages. If vLLM makes no step then, wait until all
+        are given back."""
         if self.states:
             return
         self._flush()
@@ -616,13 +617,14 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self._try(self.engine.ring.settle)
 
     def owes(self) -> bool:
-        """Whether vLLM has to step on without requests, because it holds what it shall give back."""
+        """Whether vLLM has to step without requests, because the session has pages to give back."""
         return not self.engine.is_lost and self.engine.ring.owes
 
     # ---- checks
 
     def checked(self, findings: Mapping[int, Optional[Finding]]) -> None:
-        """Outcomes of checks by number. None: the worker said nothing, so nothing is published."""
+        """Take outcomes of checks, by number. None: the worker said nothing, so the request publishes
+        nothing more."""
         for number, finding in findings.items():
             state = self._asked.pop(number, None)
             if state is None or state.checked is None or not state.alive(self.engine.session):
@@ -655,7 +657,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
                 state.damaged, state.room = True, 0
 
     def _cancel(self, state: State, why: str = "") -> None:
-        """Make no check of it, unless one is in flight. why: logged."""
+        """Drop its check, unless that is in flight. why: logged."""
         if state.checked is None:
             state.drop(self.engine.checks, why)
 
@@ -692,7 +694,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         return []
 
     def _try(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """Its result. None: the session is lost."""
+        """The operation's result. None: the session is lost."""
         if self.engine.is_lost:
             return None
         try:
@@ -754,8 +756,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
                                   "there are no loads")
 
     def unshare(self, adapter: Optional[int] = None) -> None:
-        """Publish no more of the requests that there are, of one adapter or all: what they compute
-        from now on may be of other weights. Those that did not run yet begin again."""
+        """Publish nothing more of the current requests, of one adapter or all: from now on they may
+        compute with other weights. Those that did not run yet begin again."""
         for state in self.states.values():
             lora = state.request.lora_request
             if adapter is not None and (lora is None or lora.lora_int_id != adapter):
@@ -770,8 +772,8 @@ class KvtrunkKVCacheManager(KVCacheManager):
         self.engine.leave_spaces()
 
     def reset_prefix_cache(self) -> bool:
-        """Find nothing that was cached so far. What other engines cached stays theirs, and an
-        engine that resets, too, or starts later, shares with this one again."""
+        """Find nothing that was cached so far. Other engines keep it. An engine that resets, too, or
+        starts later, shares with this one again."""
         self.unshare()
         if self.engine.name is not None:
             self.engine.name.forget()

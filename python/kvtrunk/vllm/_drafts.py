@@ -22,7 +22,7 @@ def in_pages(config: Any) -> bool:
 
 
 def identity(config: Any) -> list[str]:
-    """What makes their KV equal, beside weights and the layers as they are built."""
+    """Identity of the draft layers' KV, beside weights and the layers as they are built."""
     if not in_pages(config):
         return []
     draft = config.speculative_config.draft_model_config

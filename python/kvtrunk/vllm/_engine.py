@@ -151,7 +151,7 @@ class Engine:
         watch.adapters_change = self._adapters_change
         self._built = [model_digest(vllm_config), *watch.draft_config, *watch.built()]
         self.name: Optional[Name] = None
-        """What KV of this engine depends on, once the workers said what computes it."""
+        """Name of this engine's KV, once the workers said what computes it."""
         self._spaces = Spaces(self.ring, self._open_space, patience_s=PATIENCE_S)
         self.unshared = 0
         """A namespace for requests that share nothing."""

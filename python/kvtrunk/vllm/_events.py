@@ -33,7 +33,7 @@ _CLOSE_S = 5.0
 
 
 class _Space(NamedTuple):
-    """What requests of a namespace have in common, as vLLM names blocks by it."""
+    """Common fields of a namespace's requests, by which vLLM names blocks."""
 
     lora_request: Any
     cache_salt: Optional[str]
@@ -41,7 +41,7 @@ class _Space(NamedTuple):
     prompt_embeds: None = None
 
     def extra_keys(self, first: bool) -> Any:
-        """Of a block. first: it begins a prompt."""
+        """Extra keys of a block. first: it begins a prompt."""
         return generate_block_hash_extra_keys(self, 0 if first else 1, 2, 0)[0]
 
 
@@ -67,7 +67,7 @@ class Events(threading.Thread):
             refuse(f"--kv-events-config: {error}")
         self._chain, self._pairs = chain, pairs
         self._reports: collections.deque[tuple[_Space, list[int]]] = collections.deque()
-        """What requests reuse and want told again: tokens as in events.Stored."""
+        """Reused tokens that requests want published again, as in events.Stored."""
         self._warn = LimitedLog(logger.warning)
         self._end = threading.Event()
         self._publisher: Any = None
@@ -77,7 +77,7 @@ class Events(threading.Thread):
         self._config.publisher = name
 
     def _make(self, **options: Any) -> Any:
-        """What EventPublisherFactory.create() calls."""
+        """Make the publisher of the user's kind: EventPublisherFactory.create() calls this."""
         factory = EventPublisherFactory
         del factory._registry[self._config.publisher]
         self._config.publisher = self._kind

@@ -33,12 +33,12 @@ def main_group(groups: Sequence[Any]) -> int:
 
 
 def side_values(values: Sequence[Value], main: int) -> list[Value]:
-    """Of values by group, those of the kinds of side pages."""
+    """Values of the side groups, from values by group."""
     return [*values[:main], *values[main + 1:]]
 
 
 def group_values(value: Value, sides: Sequence[Value], main: int) -> list[Value]:
-    """Values by group: of the main group, and of the kinds of side pages."""
+    """Values by group, from the main group's and those of the side groups."""
     return [*sides[:main], value, *sides[main:]]
 
 
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 
 def parts(groups: Sequence[Any]) -> list[Part]:
-    """Of each side group."""
+    """Part of each side group."""
     page = groups[main_group(groups)].kv_cache_spec.block_size
     made: list[Part] = []
     n_kinds = 0
@@ -87,7 +87,7 @@ def sides_text(trailing: Sequence[int]) -> str:
 
 
 def digest(groups: Sequence[Any]) -> str:
-    """What side pages hold, beside what the main pages' geometry says. Empty: there are none."""
+    """Digest of the layers and specs of all groups. Empty: there are no side pages."""
     if len(groups) == 1:
         return ""
     text = repr([(group.layer_names, group.kv_cache_spec) for group in groups])

@@ -9,11 +9,11 @@ a BlockPool of ours, whose blocks are:
 * loose: a private page of the session in no lease. Its last user gives it back.
 * cached: found by BEGIN, or given to a COMMIT. The lock on the lease's path keeps it, so nothing
   is given back: when its last user needs it no more, a COMMIT lets it go, and it may be evicted
-  before the request ends. vLLM never writes it: a request that continues behind a cached state
+  before the request ends. vLLM never writes it: a request that continues from a cached state
   copies it.
 
 vLLM counts a block as cached when it schedules the step that computes it. Here that is a note: the
-step's COMMIT carries it, behind the step's fence.
+step's COMMIT carries it, at the step's fence.
 """
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class SidePool(BlockPool):
         self._stock: list[int] = []
         """Loose pages without a user. Steps run in order, so the next step may write them."""
         self._notes: dict[str, dict[int, Place]] = {}
-        """By request: pages to publish, and where."""
+        """Pages to publish and their places, by request."""
         self._held: dict[int, tuple[str, Place]] = {}
-        """Cached pages: the request whose lease holds one, and where."""
+        """Cached pages, each with the request whose lease holds it, and its place."""
         self._unread: dict[str, dict[int, Place]] = {}
-        """By request: those of them that no request here needs any more."""
+        """Held pages that no request here needs any more, by the request that holds them."""
 
     def forget(self) -> None:
-        """The session was lost: blocks that vLLM still holds are of no page."""
+        """The session was lost: forget all pages. Blocks that vLLM still holds have none."""
         self._loose.clear()
         self._stock.clear()
         self._notes.clear()
@@ -67,7 +67,7 @@ class SidePool(BlockPool):
     # ---- pages
 
     def reserve(self, n: int) -> bool:
-        """Have n pages for get_new_blocks(). False: no space for all, nothing happened."""
+        """Stock n pages for get_new_blocks(). False: no space for all, nothing happened."""
         short = n - len(self._stock)
         if short > 0:
             pages = self._engine.ring.pages(short)
@@ -83,7 +83,7 @@ class SidePool(BlockPool):
             self._stock = []
 
     def returned(self, pages: Iterable[int]) -> None:
-        """The daemon did not take these pages."""
+        """Take back pages that the daemon did not take from a COMMIT."""
         for page in pages:
             self._forget_held(page)
             if self.blocks[page].ref_cnt:
@@ -98,7 +98,7 @@ class SidePool(BlockPool):
     # ---- notes
 
     def _note(self, request: Any, block: Any, group: int, index: int) -> None:
-        """index: of the block, in its group."""
+        """Note a block for a COMMIT to publish. index: of the block, in its group."""
         part = self._parts[group]
         page, at = divmod(index, part.blocks)
         if at in part.kinds and block.block_id in self._loose:
@@ -110,12 +110,12 @@ class SidePool(BlockPool):
             notes.pop(page, None)
 
     def noted(self, name: str, pages: int) -> list[tuple[int, int, int]]:
-        """Notes of a request that a COMMIT of so many pages can carry: index, kind, page."""
+        """Notes of a request that a COMMIT of `pages` pages can carry: index, kind, page."""
         return [(*place, page) for page, place in self._notes.get(name, {}).items()
                 if place[0] < pages]
 
     def given(self, name: str, sides: Sequence[tuple[int, int, int]]) -> None:
-        """A COMMIT carries these."""
+        """A COMMIT carries these side pages: from now on the lease holds them."""
         notes = self._notes.get(name, {})
         for _, _, page in sides:
             self.hold(name, page, notes.pop(page))
@@ -124,7 +124,7 @@ class SidePool(BlockPool):
             self._notes.pop(name, None)
 
     def drop_notes(self, name: str) -> None:
-        """Publish nothing of a request, which has ended."""
+        """Forget the notes and held pages of a request that has ended."""
         self._notes.pop(name, None)
         self._unread.pop(name, None)
         for page in [page for page, (holder, _) in self._held.items() if holder == name]:
@@ -133,7 +133,7 @@ class SidePool(BlockPool):
     # ---- letting go
 
     def hold(self, name: str, page: int, place: Place) -> None:
-        """The request's lease holds a cached page."""
+        """Note that the request's lease holds a cached page."""
         self._forget_held(page)
         self._held[page] = name, place
 
@@ -142,12 +142,12 @@ class SidePool(BlockPool):
         self._unread.get(name, {}).pop(page, None)
 
     def unread(self, name: str, pages: int) -> list[tuple[int, int, int]]:
-        """What a COMMIT of so many pages can let go of: index, kind, SIDE_LET."""
+        """Places that a COMMIT of `pages` pages can let go of: index, kind, SIDE_LET."""
         return [(*place, SIDE_LET) for place in self._unread.get(name, {}).values()
                 if place[0] < pages]
 
     def let_go(self, name: str, pages: int) -> None:
-        """A COMMIT of so many pages lets go of them."""
+        """A COMMIT of `pages` pages lets go of unread(): forget them."""
         unread = self._unread.pop(name, {})
         later = {page: place for page, place in unread.items() if place[0] >= pages}
         if later:
@@ -198,7 +198,7 @@ class SidePool(BlockPool):
     def cache_partial_block(self, request: Any, block: Any, num_tokens: int,
                             kv_cache_group_id: int, block_size: int,
                             replace_existing_hashes: bool = False) -> None:
-        """A state at a block's end, which may be in the block of a step that goes beyond."""
+        """Note a state at a block's end. It may be in the block of a step that ends later."""
         assert num_tokens % block_size == 0  # vLLM's partial hits are off
         self._note(request, block, kv_cache_group_id, num_tokens // block_size - 1)
 
@@ -207,29 +207,29 @@ class SidePool(BlockPool):
         return False
 
     def get_num_free_blocks(self) -> int:
-        """How many more pages this session could have, if no other took them."""
+        """Pages that this session could still take, if no other took them; those in stock, too."""
         found = self._engine.ring.client.counters()
         return int(found.free_pages + found.evictable_pages) + self.stocked()
 
     def stocked(self) -> int:
-        """How many of them it has."""
+        """Pages that this session has in stock."""
         return len(self._stock) + self._engine.ring.stocked
 
 
 class Point:
-    """Side pages that a request's lease has: those it continued behind, and those it published."""
+    """Side pages of a request's lease: those it continued from, and those it published."""
 
     def __init__(self, begun: Begun, page_size: int) -> None:
         self.start = begun.reusable // page_size
         self.found = begun.sides
         self.matched = begun.matched + begun.announced
-        """Positions that others have, or will."""
+        """Positions that others have computed, or will."""
         self.published: set[Place] = set()
         self.end = 0
-        """Pages in front of the last point that it published."""
+        """Main pages before the last point that it published."""
 
     def publish(self, sides: Sequence[tuple[int, int, int]], kinds: Sequence[int]) -> None:
-        """A COMMIT carries these."""
+        """A COMMIT carries these side pages: note them, and the point that they complete."""
         self.published.update((index, kind) for index, kind, _ in sides)
         have = self.published | {(self.start - 1 - i, kind) for kind, found in enumerate(self.found)
                                  for i in range(len(found))}
@@ -239,8 +239,8 @@ class Point:
                 self.end = max(self.end, end)
 
     def obsolete(self, kinds: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Places to drop: those of the point that it continued behind, if a point that it published
-        since costs fewer main pages to reach from the one before."""
+        """Places to drop: those of the point that it continued from, if they are more than the main
+        pages from there to the last point that it published."""
         if self.end <= self.start:
             return []
         old = [(self.start - 1 - i, kind, 0) for kind, found in enumerate(self.found)
@@ -249,7 +249,7 @@ class Point:
 
 
 class Sides:
-    """The side groups of an engine: vLLM's managers of them."""
+    """Side groups of an engine, on vLLM's managers of them."""
 
     def __init__(self, manager: KVCacheManager, engine: Engine) -> None:
         coordinator = manager.coordinator
@@ -296,11 +296,11 @@ class Sides:
                    "max_private_pages")
 
     def groups(self, main: Sequence[Any], kinds: Sequence[Sequence[Any]]) -> Blocks:
-        """In the order of vLLM's groups."""
+        """Blocks by group, in vLLM's order."""
         return tuple(group_values(main, kinds, self.main))
 
     def found(self, main: Sequence[Any], point: Point) -> Blocks:
-        """What a request reuses. Of a side group that is only the end."""
+        """Blocks that a request reuses, by group: of a side group only the last ones."""
         found = []
         for part in self._parts:
             blocks = [self.pool.null_block] * (len(main) * part.blocks)
@@ -312,7 +312,7 @@ class Sides:
         return self.groups(main, found)
 
     def junction(self, point: Point, request: Any) -> int:
-        """Positions behind which the next such prompt could continue, 0: behind those of now."""
+        """Positions from which the next such prompt could continue; 0: from none beyond this one's."""
         most = min(point.matched, (request.num_tokens - 1) // self.page_size * self.page_size)
         return most if most > point.start * self.page_size else 0
 
@@ -362,7 +362,7 @@ class Sides:
                                   for each in self._managers])
 
     def cache(self, request: Any, tokens: int) -> None:
-        """Note what is worth publishing of the first computed positions."""
+        """Note the blocks of the first `tokens` computed positions that are worth publishing."""
         boundaries = replay_boundaries(request.num_prompt_tokens, self.page_size, use_eagle=False)
         for each in self._managers:
             most = self._coordinator.get_num_cacheable_tokens(tokens, each.kv_cache_group_id)
@@ -370,12 +370,12 @@ class Sides:
                               retention_interval=self._coordinator.retention_interval)
 
     def blocks(self, name: str, main: Sequence[Any]) -> Blocks:
-        """All of a request."""
+        """All blocks of a request, by group."""
         return self.groups(main, [each.req_to_blocks.get(name, [])
                                   for each in self._managers])
 
     def to_zero(self) -> list[int]:
-        """Pages that got a user since the last call, and still have it."""
+        """Pages for vLLM to zero: they got a user since the last call, and still have it."""
         new = [page for pages in self._to_zero.values() for page in pages]
         self._to_zero.clear()
         for each in self._managers:
@@ -383,7 +383,7 @@ class Sides:
         return new
 
     def free(self, name: str) -> None:
-        """The request ended."""
+        """Free the side pages of a request that ended."""
         for each in self._managers:
             each.free(name)
         self.pool.drop_notes(name)

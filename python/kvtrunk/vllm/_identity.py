@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes KV equal in vLLM, beside the model as its workers have built it: the configuration,
-which weights an engine loads, and digests of adapters."""
+"""Identity of an engine's KV, beside the model as its workers have built it: the configuration,
+the weights that it loads, and digests of adapters."""
 from __future__ import annotations
 
 import hashlib
@@ -13,8 +13,8 @@ from ..engine import config_digest, why_unnamed
 FILE_FORMATS = frozenset({
     "auto", "fastsafetensors", "hf", "instanttensor", "mistral", "pt", "runai_streamer",
     "runai_streamer_sharded", "safetensors", "sharded_state"})
-"""What reads weights from the files of a folder, and from nowhere else. npcache does not: it reads
-the copy that it made once, whatever the files are today."""
+"""Load formats that read weights from the files of a folder only. npcache does not: it reads the
+copy that it made once, even if the files have changed."""
 _OPTIONS = frozenset({
     "concurrency", "distributed", "enable_multithread_load", "enable_weights_track",
     "memory_limit", "num_threads"})
@@ -75,10 +75,10 @@ class Adapters:
         self._loaded = dict(loaded)
 
     def clear(self) -> None:
-        """What is loaded may have changed."""
+        """Forget all adapters: those that are loaded may have changed."""
         self._loaded.clear()
 
     def digest(self, number: Any) -> str:
-        """What is loaded under this number. A random number, if the workers did not say: then it
-        is no other engine's."""
+        """Digest of the adapter loaded under this number. A random number, which no other engine has,
+        if the workers did not say."""
         return self._loaded.setdefault(number, f"unknown {secrets.token_hex(16)}")

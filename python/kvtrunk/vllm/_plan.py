@@ -46,13 +46,13 @@ class _Layer(AttentionLayerBase):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What vLLM makes of a model."""
+    """Groups and pages that vLLM makes of a model."""
 
     groups: list[Any]
     page_size: int
     n_layers: int
     """Layers of a page."""
-    # Of the layers whose blocks are main pages:
+    # For the layers whose blocks are main pages:
     n_kv_heads: int
     head_dim: int
     kv_type: str
@@ -61,7 +61,7 @@ class Plan:
 
 
 def _kinds(model: Any) -> list[str]:
-    """What each layer keeps, by the names of config.json; "" for nothing."""
+    """Kind of each layer's cache, by the names of config.json; "": it keeps nothing."""
     text, n = model.hf_text_config, model.get_total_num_hidden_layers()
     if getattr(text, "model_type", "") in _BOTH:
         return ["attention", "mamba"] * n
@@ -81,7 +81,7 @@ def _shapes(config: Any) -> list[dict[str, int]]:
 
 
 def _state(config: Any) -> MambaSpec:
-    """What a layer with a state keeps. After the block size is known."""
+    """Spec of a layer with a state. After the block size is known."""
     cache = config.cache_config
     made, _ = ModelRegistry.resolve_model_cls(config.model_config.architecture,
                                               model_config=config.model_config)
@@ -95,7 +95,7 @@ def _state(config: Any) -> MambaSpec:
 
 
 def _spec(kind: str, config: Any, keeps: dict[str, Any]) -> Optional[Any]:
-    """What a layer of a kind keeps. None: nothing. keeps: of attention, without windows."""
+    """Spec of a layer of a kind. None: it keeps nothing. keeps: of attention, without windows."""
     model = config.model_config
     window = model.get_sliding_window()
     if kind in _STATES:

@@ -177,7 +177,7 @@ class WorkerPool:
                                 tensors[name].shape == shape)
 
     def set_bounds(self, model: Any) -> None:
-        """What errors to expect between two pages of a model. After prove()."""
+        """Set the bounds of the errors between two pages of a model. After prove()."""
         stored = self._layers[0].dtype
         self._bounds = Bounds(
             _name(model.dtype),
@@ -208,9 +208,9 @@ class WorkerPool:
 
     def _prove_pattern(self, number: int, tensor: torch.Tensor, layout: str,
                        has_geometry: bool) -> None:
-        """What is written to page 0 through vLLM's tensor is read through kvtrunk's view, and in a
+        """Prove that a write to page 0 through vLLM's tensor arrives in kvtrunk's view, and in a
         mapping that has nothing to do with it. Page 0 is scratch, which other engines write, too:
-        so it is tried more than once."""
+        so it tries more than once."""
         for _ in range(SCRATCH_TRIES):
             if self._arrives(number, tensor, layout, has_geometry):
                 tensor[0].zero_()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter refuses, each in one sentence with what to do."""
+"""Refusals of the adapter, each a sentence that says what to do."""
 from __future__ import annotations
 
 from typing import Any
@@ -91,7 +91,7 @@ MODELS: tuple[Rule, ...] = (
      "for this model"),
     (_drops_chunks, KEEP_CHUNKS),
 )
-"""What is wrong with the model. They come first: vLLM sets some options by itself for such models."""
+"""Refused models. They come first: vLLM sets some options by itself for such models."""
 
 OPTIONS: tuple[Rule, ...] = (
     (_other_connector, ALONE),

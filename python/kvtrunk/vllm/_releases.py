@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed in vLLM from one supported release to the next. All else that is used, compat has.
+"""Changes of vLLM from one supported release to the next. compat has all else that is used.
 
-An override takes the arguments of all these releases; what only newer ones have is required of them
-alone.
+An override takes the arguments of all these releases; names that only newer ones have are required
+of those alone.
 """
 from __future__ import annotations
 

