@@ -26,7 +26,7 @@ int kvt_feed_reader_init(struct kvt_feed_reader *reader, const void *memory, uin
 			 uint32_t page_size);
 void kvt_feed_reader_destroy(struct kvt_feed_reader *reader);
 
-/** The position behind all whole effects. What was stored before it moved there is visible. */
+/** The position after all whole effects. Stores before it moved there are visible. */
 uint64_t kvt_feed_reader_tail(const struct kvt_feed_reader *reader);
 
 /** Copy the next entry. Returns 1; 0: none. -EOVERFLOW: the reader continues at the tail; -EPROTO:

@@ -87,7 +87,7 @@ void kvt_client_store_at(struct kvt_client *client, const char *path, int64_t wa
 	client->store = end;
 }
 
-/* Disconnect. What is open is answered with 0 positions. */
+/* Disconnect. Open fetches are answered with 0 positions. */
 static void disconnect(const struct kvt_client *client, struct kvt_store_end *end)
 {
 	if (end->keys && !kvt_client_forked(client))

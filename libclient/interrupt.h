@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/** Return when the next slice of a sleep until `deadline_ns` ends: sooner, if a function is to be
- * asked between slices. */
+/** Time at which the next slice of a sleep ends: `deadline_ns`, or sooner if kvt_set_interrupted()
+ * has set a function to ask between slices. */
 int64_t kvt_interrupt_slice(int64_t deadline_ns);
 /** True if the function of kvt_set_interrupted() ends the call: -EINTR. */
 bool kvt_client_interrupted(void);

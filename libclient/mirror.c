@@ -4,7 +4,7 @@
  *
  * A ring with one writer and up to KVT_MAX_RANKS - 1 readers. Each end trusts its private position
  * only. A sleeper sets its flag, looks once more and waits on the other's position with futex().
- * The death of the waker wakes nobody, so it sleeps in slices and looks at the group between them.
+ * A waker that dies does not wake it, so it sleeps in slices and looks at the group between them.
  */
 
 #include "kvtrunk_group.h"

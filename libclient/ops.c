@@ -276,7 +276,7 @@ int kvt_fence_raise(struct kvt_client *client, uint32_t slot, uint64_t value)
 		kvt_store_release(word, value);
 		kvt_client_step(client, KVT_STEP_FENCE_RAISED);
 	}
-	/* What a member raises, rank 0 has submitted. */
+	/* Operations that wait for a member's word are rank 0's: a member cannot know of them. */
 	if (client->info.rank > 0 || client->awaited[slot])
 		kvt_client_kick(client);
 	if (client->awaited[slot] <= value)

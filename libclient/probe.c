@@ -52,7 +52,7 @@ static bool shorten(const struct kvt_client *client, struct kvt_request *request
 	       shorten_to(request, found);
 }
 
-/* What is left of a wait of `ttl_ms` that began at `begun_ns`: at least 1 ms, 0 if 0. */
+/* Rest of a wait of `ttl_ms` that began at `begun_ns`: at least 1 ms, or 0 if `ttl_ms` is 0. */
 static uint32_t time_left_ms(uint32_t ttl_ms, int64_t begun_ns)
 {
 	int64_t waited_ms = ttl_ms ? (kvt_now_ns() - begun_ns) / 1000000 : 0;

@@ -21,8 +21,8 @@
 /** Append to a list; take its first, 0 if it is empty. */
 void kvt_slot_push(struct kvt_client *client, struct kvt_slot_list *list, uint32_t number);
 uint32_t kvt_slot_pop(struct kvt_client *client, struct kvt_slot_list *list);
-/** Take a free slot, of which there must be one, with ranges of so many words of the key and list
- * areas. 0: no room in an area. */
+/** Take a free slot (there must be one), with ranges of so many words of the key and list areas.
+ * 0: no room in an area. */
 uint32_t kvt_slot_take(struct kvt_client *client, uint32_t key_words, uint32_t list_words);
 /** Count a BEGIN that may wait: from its submission to its answer. */
 void kvt_slot_count_waiting(struct kvt_client *client, const struct kvt_slot *slot, bool waits);

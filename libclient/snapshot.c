@@ -126,7 +126,7 @@ static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
 		now = (struct kvt_snapshot_page){ .parent = first.parent, .sealer = first.sealer };
 		if (first.state != KVT_PAGE_CACHED || first.parent >= view->n_pages ||
 		    first.slot >= view->n_slots) {
-			/* What was read before the feed was overtaken. */
+			/* Drop a page that was read before the feed was overtaken. */
 			if (snapshot->pages[page].state)
 				set_page(snapshot, page, (struct kvt_snapshot_page){ 0 });
 			return true;
@@ -145,7 +145,7 @@ static bool read_page(struct kvt_snapshot *snapshot, uint32_t page)
 	return true;
 }
 
-/** What a node says of its run. */
+/** A node's run of cached pages, as read from the node. */
 struct run {
 	uint32_t n; /* cached pages, in snapshot->chain, which is not used yet */
 	uint32_t start, flags, namespace_id;
@@ -336,7 +336,7 @@ static bool read_some(struct kvt_snapshot *snapshot, uint32_t n,
 		return true;
 	snapshot->at = 0;
 	snapshot->phase++;
-	/* What was read is of mutations up to this one. Pairs with the release fence that begins
+	/* All reads are of mutations up to this one. Pairs with the release fence that begins
 	 * it. */
 	kvt_fence_acquire();
 	snapshot->mutation = kvt_load_relaxed(&snapshot->view->header->mutation);

@@ -14,10 +14,10 @@
  *      Leave out the first pages of detached subtrees, those on a detached root included, and of
  *      nodes from before the last RESET.
  *   4. Wait until the mutation that runs now, if any, has ended. Load the tail, T1.
- *   5. Apply the records from T0 to T1. If pages are left of which 3 found no node, go to 3: a
+ *   5. Apply the records from T0 to T1. If pages without a node from 3 are left, go to 3: a
  *      split or a merge moved them meanwhile.
  *
- * The result is what was cached at T1. Proof:
+ * The result is the pages cached at T1. Proof:
  *
  *   - A page's parent, keys, namespace and root key are constant while it is cached. It has a time
  *     to live from its beginning, or never.

@@ -167,7 +167,7 @@ struct kvt_client {
 	char farewell[KVT_TEXT_BYTES]; /* why the daemon ended the session */
 };
 
-/** What an answer says of a sequence. */
+/** State of a sequence as of one answer. */
 struct kvt_seq_view {
 	uint32_t *pages; /* [kvt_seq.capacity] */
 	uint32_t n_pages;

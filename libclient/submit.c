@@ -15,7 +15,7 @@
 #include "libclient/slot.h"
 #include "libclient/steps.h"
 
-/* What an operation takes, and puts into the areas, in words. */
+/* Arguments of an operation, and their sizes in the areas, in words. */
 struct words {
 	uint32_t takes;   /* KVT_TAKES_ */
 	uint32_t flags;   /* of the entry */
@@ -284,8 +284,8 @@ static bool two_answers(const struct kvt_request *request)
 }
 
 /* True if BEGINs that wait leave room for one more: half of each ring and area stays for what ends
- * their waits. Of the SQ, too: a full one of BEGINs that wait brings no answer that would tell when
- * there is room again. */
+ * their waits. Half of the SQ, too: if waiting BEGINs fill it, no answer tells when there is room
+ * again. */
 static bool may_wait(const struct kvt_client *client, const struct words *words)
 {
 	const struct kvt_waiting *waiting = &client->waiting;

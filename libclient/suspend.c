@@ -120,7 +120,7 @@ int kvt_client_resume(struct kvt_client *client)
 	rc = kvt_client_usable(client);
 	if (rc != 0 || !client->suspended)
 		return rc;
-	/* The daemon may have ended meanwhile: then the pool is nobody's. */
+	/* The daemon may have ended meanwhile: then no daemon owns the pool. */
 	rc = client->has_session ? round_trip(client) : kvt_group_check(client);
 	if (rc == 0)
 		rc = kvt_device_resume(client);
