@@ -14,7 +14,7 @@ ROUNDS = 3
 
 
 def positions(turns):
-    """Of all that is said: what a pool must hold for all of it to be computed once."""
+    """Positions of all turns: a pool must hold so many for each to be computed once."""
     return SYSTEM + SESSIONS * turns * (NEW + SAID)
 
 

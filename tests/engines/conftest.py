@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of all engines share."""
+"""Fixtures of the tests of all engines."""
 import os
 import time
 

@@ -71,7 +71,7 @@ class Engine:
         return self._hear(ANSWER_S)["done"]
 
     def generate(self, *prompts, **more):
-        """What it generates for these prompts: tokens, and how many positions were cached."""
+        """Its answers to these prompts: tokens, and how many positions were cached."""
         self.ask(do="generate", prompts=[list(prompt) for prompt in prompts], **more)
         return self.answer()
 

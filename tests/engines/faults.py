@@ -32,7 +32,7 @@ def snapshot(observer):
 
 
 def changed(before, observer):
-    """Pages that are not as in a snapshot, but for page 0, which is nobody's."""
+    """Pages that are not as in a snapshot, but for page 0, which is scratch."""
     return {page for was, part in zip(before, layers(observer))
             for page in range(1, len(part)) if not was[page].equal(bits(part)[page])}
 

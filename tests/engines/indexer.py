@@ -83,8 +83,8 @@ def indexer_of(log):
 
 
 def cached(daemon):
-    """What the pool has, from its shared memory: the prompts that nothing continues, and how many
-    pages there are."""
+    """The pool's cached prompts that nothing continues, and the number of its pages, from shared
+    memory."""
     pages, inner = {}, set()
     with daemon.connect(observe=True) as observer, observer.feed() as feed:
         feed.snapshot()

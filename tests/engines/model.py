@@ -17,7 +17,7 @@ KEPT = -6
 
 
 def config(layers=2, heads=4, kv_heads=2, head_dim=64, vocabulary=512, **overrides):
-    """What config.json holds."""
+    """The fields of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32",
         "hidden_size": heads * head_dim, "intermediate_size": 2 * heads * head_dim,
@@ -251,7 +251,7 @@ def byte_names():
 
 
 def tokenizer(vocabulary):
-    """What tokenizer.json holds: one token a byte."""
+    """The fields of tokenizer.json: one token a byte."""
     names = byte_names() + [f"<{token}>" for token in range(256, vocabulary)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
              "use_regex": False}

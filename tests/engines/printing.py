@@ -11,9 +11,9 @@ import sys
 from kvtrunk.engine import _server
 
 NEVER = "--device", "--kv-cache-dtype", "--gpu-memory-utilization"
-"""What `flags` decides, and leaves out where an engine's default is right."""
+"""Options that `flags` decides, and leaves out where an engine's default is right."""
 ON_CPUS = "--enforce-eager", "--mem-fraction-static"
-"""What tests need on CPUs only."""
+"""Options that tests need on CPUs only."""
 # The socket in /run is the default instance's, which may be the machine's own.
 OWN_RUN = ["unshare", "--mount"] if os.geteuid() == 0 else []
 SCRIPT = """
@@ -49,8 +49,8 @@ def parsed(words):
 
 @contextlib.contextmanager
 def server(engine, options, words, log, environment=()):
-    """What `python -m kvtrunk.ENGINE flags OPTIONS` prints, when it is ready. words: behind the
-    engine's command."""
+    """The commands that `python -m kvtrunk.ENGINE flags OPTIONS` prints, as a server that is ready.
+    words: after the engine's command."""
     said = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "flags", *options], check=True,
                           capture_output=True, text=True).stdout
     first, second = [line for line in said.splitlines() if not line.startswith("#")]

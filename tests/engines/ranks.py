@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for engines of two ranks of any kind: test_parallel.py of each."""
+"""Tests of engines of two ranks, for any engine: test_parallel.py of each."""
 import os
 import signal
 

@@ -32,8 +32,8 @@ PAGE = 16
 GEOMETRY = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 16, "kv_type": "fp32", "page_size": PAGE}
 OPTIONS = {**GEOMETRY, "n_pages": 512, "coalesce_patience_ms": 30000}
 WAYS = ["on", "careful", "retry", "end", "drop", "newloop", "left"]
-"""What the engine does after a cancellation: nothing; asks `known`; repeats the call; ends; drops
-the sequence; its loop is closed and another one begins; the same, but no task was cancelled."""
+"""Reactions of an engine to a cancellation: nothing; asks `known`; repeats the call; ends; drops the
+sequence; its loop is closed and another one begins; the same, but no task was cancelled."""
 _TAKES_AT = "at" in inspect.signature(kvtrunk.AsyncSequence.commit).parameters
 
 
@@ -139,7 +139,7 @@ class World:
                 self.note("a page is cached under keys that it was not computed for", where)
 
     def _await_nothing_held(self, where):
-        """What nothing holds is given back by the next calls on the client, in their order."""
+        """The next calls on the client give back what nothing holds, in their order."""
         self.settle()
         for _ in range(3):
             self.client.stats()
@@ -424,7 +424,7 @@ def soak(world, rounds, seed):
 
 
 def failing_group(world, base, n=200):
-    """A task group of n requests, of which one fails after some steps: all others are cancelled."""
+    """A task group of n requests. One fails after some steps: all others are cancelled."""
     namespace = world.client.namespace(salt="run")
 
     async def request(number):

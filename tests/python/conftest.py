@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share."""
+"""Fixtures of the tests."""
 import subprocess
 import sys
 

@@ -81,7 +81,7 @@ def on_the_pool(tokens, salt, fault):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Of the server."""
+    """Handler of the server's requests."""
 
     fault = ""
     answered = 0
@@ -128,7 +128,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def begin(fault):
-    """What an engine does before it serves."""
+    """Start as an engine does before it serves: proof, or refusal."""
     if not os.environ.get("KVTRUNK_SOCKET"):
         return
     said = _proofs.check(_proofs.made("fake", "1", "cpu", ranks=1), [])

@@ -4,7 +4,7 @@ import collections
 
 
 def prefixes(tokens):
-    """What the KV of each position depends on: all tokens up to it."""
+    """A value for the KV of each position, which depends on all tokens up to it."""
     found, value = [], 0
     for token in tokens:
         value = hash((value, token))

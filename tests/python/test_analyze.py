@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prompts have in common, in numbers that can be counted by hand."""
+"""Common prefixes of prompts, in numbers that can be counted by hand."""
 from array import array
 
 import pytest

@@ -31,7 +31,7 @@ def example():
 
 
 def alone(daemon, example, prompt):
-    """What a new engine answers that reuses nothing."""
+    """Answer of a new engine that reuses nothing."""
     with daemon.connect() as client:
         client.namespace(model="toy").remove_all()
         return asyncio.run(example["serve"](example["Engine"](client), [prompt], 20))[0]

@@ -71,7 +71,7 @@ def test_a_prompt_s_pairs(clients, case):
 
 
 def pages_of(tokens, page):
-    """What an explicit tree of pairs has of a prompt: each row of whole pages."""
+    """Prefixes of a prompt in an explicit tree of pairs: each row of whole pages."""
     pairs = list(zip(tokens, tokens[1:]))
     return [tuple(pairs[:end]) for end in range(page, len(pairs) + 1, page)]
 

@@ -20,7 +20,7 @@ from kvtrunk import events, store, testing
 from kvtrunk.engine._ring import Ring
 from kvtrunk.engine._server import Server
 
-# What an engine drops without an end is a part of the test.
+# The engines here drop sequences without an end: that is a part of the test.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"),
               pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
               pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]

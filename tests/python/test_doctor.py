@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor commands of all engines say of a daemon and its clients."""
+"""Reports of the doctor commands of all engines on a daemon and its clients."""
 import contextlib
 import json
 import os

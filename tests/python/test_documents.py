@@ -23,7 +23,7 @@ PAGE = 16
 
 
 class Pages:
-    """What pages hold, in place of a model: of each the tokens that it was computed from."""
+    """Contents of pages, in place of a model: the tokens that each was computed from."""
 
     def __init__(self):
         self.main, self.side = {}, {}

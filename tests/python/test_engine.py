@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters of all engines have in common."""
+"""Tests of the adapters of all engines."""
 import ast
 import pathlib
 

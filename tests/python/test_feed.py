@@ -18,7 +18,7 @@ def daemon():
 
 
 class Reader:
-    """What a subscriber knows: by page number, its parent and keys."""
+    """A subscriber's pages: parent and keys by page number."""
 
     def __init__(self, client):
         self.feed = client.feed()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flags` of the engines prints, without an engine."""
+"""Output of the engines' `flags`, without an engine."""
 import importlib
 import importlib.util
 import json

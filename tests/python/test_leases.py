@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler's requests hold: kvtrunk.sglang._leases, without SGLang."""
+"""Leases of a scheduler's requests: kvtrunk.sglang._leases, without SGLang."""
 import contextlib
 import os
 import signal
@@ -158,7 +158,7 @@ def test_who_reads_a_damaged_page_is_told_and_nothing_is_asked_without_damage(en
 
 
 def test_what_was_computed_twice_is_cached_once_and_its_own_until_its_end(engines):
-    """What passes were launched on does not move."""
+    """Pages that a pass was launched on do not move."""
     a, b = engines
     one, two = a.begin("one", 128), b.begin("two", 128, reuse=False)
     mine = array("I", two.pages)
@@ -200,7 +200,7 @@ def test_a_prompt_is_published_when_its_own_pass_has_ended(engines, monkeypatch)
     a.leases.give(lease, 100)
     stream.launch(a.leases, lease)
     stream.launch(a.leases)  # the first decode
-    assert a.leases.commit(lease, 100, NONE, last=True) == 96  # the scheduler goes on at once
+    assert a.leases.commit(lease, 100, NONE, last=True) == 96  # the scheduler continues at once
     b.client.stats()  # whatever the daemon had to do it has done
     assert b.leases.probe(b.space, keys(96)) == 0
     stream.end(1)
@@ -533,7 +533,7 @@ def test_on_a_device_everything_leaves_behind_the_forward_passes_so_far():
 
 
 class Clock:
-    """Of a Stall: what a test says."""
+    """Clock of a Stall, which a test sets."""
 
     now = 100.0
 
@@ -560,7 +560,7 @@ def test_beside_a_stopped_daemon_requests_run_and_others_wait(stopped, caplog):
     a, lease, clock = stopped
     assert a.begin("two", 50, seed=2) is None and a.leases.is_held_back("two")
     assert a.leases.is_stalled() and not a.leases.lost
-    # What runs needs no answer.
+    # Running requests need no answer.
     assert a.leases.room(lease, 160)
     a.leases.give(lease, 160)
     assert a.leases.commit(lease, 100, NONE, last=True) == 96

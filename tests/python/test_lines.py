@@ -30,7 +30,7 @@ class Bytes:
 
 
 def judged(done, wanted):
-    """What kvtlab said is what the table wants."""
+    """Expect of kvtlab's output what the table wants."""
     if "refused" in wanted:
         assert done.returncode == 2
         assert wanted["refused"] in done.stderr

@@ -73,7 +73,7 @@ def test_each_element_is_where_the_library_says(pooled):
                 assert (numpy.ascontiguousarray(real)[..., None].view("u1") == want).all()
                 assert numpy.from_dlpack(typed).tobytes() == real.tobytes()
             assert numpy.from_dlpack(bits).tobytes() == array.tobytes()
-            # What is written is there.
+            # A write to the array arrives in the pool.
             array[3, -1, 2, 0] ^= 1
             assert (expected(raw, native, view, plane) != want).sum() == 1
             array[3, -1, 2, 0] ^= 1

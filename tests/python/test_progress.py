@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What long work shows on the way."""
+"""Progress lines of long work."""
 import io
 import threading
 

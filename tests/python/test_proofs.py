@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is noted as proved, and what engines say that is not."""
+"""Noted proofs, and warnings of engines without one."""
 import json
 
 import pytest

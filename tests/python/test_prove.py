@@ -112,8 +112,8 @@ def test_a_commit_of_a_page_too_many(scratch):
 
 @pytest.mark.parametrize("fault, row", [("deep", "reads"), ("swapped", "computes")])
 def test_a_wrong_page_of_a_long_prefix(scratch, fault, row):
-    """Of more than ten pages; or two that no prompt has without each other, but those that part
-    between them."""
+    """A prefix of more than ten pages; or two pages that no prompt has without each other, but those
+    that part between them."""
     status, rows, _ = prove(scratch, fault)
     assert status == 1
     assert any(each.startswith(row) for each in rows["WRONG"]), rows

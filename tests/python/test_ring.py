@@ -153,7 +153,7 @@ def test_a_begin_without_pages_takes_the_keys_that_have_slots(ring):
     half, prompt = 128, keys(128 * PAGE)
     begun = begin(ring, half * PAGE, no_pages=True)
     assert begun.pages == [] and 0 < begun.known < half * PAGE and begun.known % PAGE == 0
-    assert in_use(ring) == 0 and begin(ring, 3 * PAGE, wait_ms=30000).lease  # nobody waits for it
+    assert in_use(ring) == 0 and begin(ring, 3 * PAGE, wait_ms=30000).lease  # others do not wait
     assert len(ring.extend(begun.lease, half)) == half
     assert ring.commit(begun.lease, half * PAGE, prompt[begun.known:], None, False)
     ring.end(begun.lease, None)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a command or an argument is said in one sentence, the last line, without a
-traceback."""
+"""Errors of commands and arguments are one sentence, the last line, without a traceback."""
 import argparse
 import json
 import os

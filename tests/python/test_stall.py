@@ -106,7 +106,7 @@ def opened(daemon):
 
 
 def test_closing_namespaces_is_not_waited_for(daemon, client):
-    """What names them changes: they close when the daemon answers again."""
+    """clear() does not wait for a stopped daemon: they close when it answers again."""
     ring, _ = make(client, [])
     spaces = Spaces(ring, lambda name: client.namespace(model=name), patience_s=SOON_S)
     for name in ("one", "two"):

@@ -4,8 +4,8 @@ forward passes are queued on a stand-in for a stream, which lags. No page may be
 pass that writes it has run, and none be freed before the last pass that reads or writes it.
 
 A slot holds what its KV depends on, all tokens up to its position. A pass checks, when it runs, each
-slot that it reads. What holds the leases is kvtrunk.sglang._leases, in the order in which SGLang's
-scheduler calls: batch N + 1 is launched before the results of batch N are looked at.
+slot that it reads. kvtrunk.sglang._leases holds the leases, in the order in which SGLang's scheduler
+calls it: batch N + 1 is launched before the results of batch N are looked at.
 """
 import collections
 import random
@@ -25,7 +25,7 @@ NONE = array("I")
 
 
 class Stream(lagging.Stream):
-    """Whose fence tells how far it is."""
+    """A stream whose fence tells how far it is."""
 
     def __init__(self, client, chance):
         super().__init__(chance, 0.02)
@@ -95,7 +95,7 @@ class Scheduler:
                 self.prefills.append(request)
 
     def prefill(self):
-        """A chunk of each prompt. What is launched is published before its results are there."""
+        """A chunk of each prompt. Launched chunks are published before their results are there."""
         for request in self.prefills:
             if request.computed > request.lease.reusable:
                 self.leases.commit(request.lease, request.computed, NONE, last=False)
@@ -133,7 +133,7 @@ class Scheduler:
         return self.stream.queued, launched
 
     def work(self, request, end):
-        """What a pass does to the slots of a request."""
+        """Work of a pass on the slots of a request."""
         first, table, values = request.computed, request.lease.pages[:], prefixes(request.tokens)
 
         def run():
@@ -174,7 +174,7 @@ def prompt(chance, heads):
 
 
 def turn(chance, pair):
-    """Of one, and some of the other while its stream lags."""
+    """A turn of one, and some of the other while its stream lags."""
     one, other = chance.sample(pair, 2)
 
     def meanwhile():

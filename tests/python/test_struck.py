@@ -31,7 +31,7 @@ P = list(range(100, 300))
 
 
 class Struck(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -57,7 +57,7 @@ class Handler:
                 raise Struck
 
     def caught(self, frame):
-        """What follows is no place: it is not behind the instruction before."""
+        """The next instruction is no place to strike: it does not follow the one before."""
         self._before[frame] = ""
 
 
@@ -327,7 +327,7 @@ def test_awaited_calls_that_are_struck_hold_nothing_and_none_waits_for_ever(worl
 
 
 def test_an_insert_that_is_struck_happens_or_does_not(world):
-    """What it did not cache is the caller's, who knows the numbers."""
+    """Pages that it did not cache are the caller's, who knows the numbers."""
     n, runs = 0, {True: 0, False: 0}
     while True:
         n += 1
@@ -440,7 +440,7 @@ def test_a_ring_that_is_struck_goes_on_whole_or_is_lost(world):
 
 
 def finalises(frame):
-    """Python prints what is raised there, and goes on without the rest of the finaliser."""
+    """Python prints an exception raised there, and skips the rest of the finaliser."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
@@ -481,9 +481,9 @@ class Timer:
 
 
 def test_calls_that_a_timer_strikes_hold_nothing(world, monkeypatch):
-    """KVT_STRUCK_RUNS=20000 pytest -s ... runs longer, and says how often. What returns numbers, as
-    alloc(), is not here: they are the caller's, who may be struck before it has them. Nor are event
-    loops: what is raised between two of asyncio's own steps loses a callback, of any program."""
+    """KVT_STRUCK_RUNS=20000 pytest -s ... runs longer, and says how often. Calls that return numbers,
+    as alloc(), are not here: the caller may be struck before it has them. Nor are event loops: an
+    exception between two of asyncio's own steps loses a callback, of any program."""
     n, seed = int(os.environ.get("KVT_STRUCK_RUNS", "100")), random.randrange(1 << 30)
     owners = ["begin", "begin in a root", "match", "match in a root", "lock", "match_many"]
     lives = {name: functools.partial(CALLS[name][0], world) for name in owners}

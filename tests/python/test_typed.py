@@ -39,7 +39,7 @@ def test_positions_and_tokens():
 
 
 def test_a_match_that_ends_inside_an_image_is_cut_in_front_of_it(client):
-    """Of two prompts with one image all whole pages; of two images nothing but the text."""
+    """Two prompts with one image match all whole pages; with two images nothing but the text."""
     namespace = client.namespace(salt="typed")
     first = Prompt([1, CAT, 2, 3])
     with namespace.begin(first.keys) as seq:

@@ -18,7 +18,7 @@ from kvtrunk.engine._pages import Pattern
 sitecustomize.pool(_pool)  # pytest rewrites assertions of plugins, and so loads kvtrunk by itself
 
 PATTERN = 12
-"""Cached pages of nobody, at the lowest numbers: a warm-up without kvtrunk writes there."""
+"""Cached pages of no engine, at the lowest numbers: a warm-up without kvtrunk writes there."""
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def printed(engine, folder, *more):
-    """What `flags` prints: options of the daemon, and words of each engine, of two."""
+    """The commands that `flags` prints: options of the daemon, and words of each engine, of two."""
     said = subprocess.run(
         [sys.executable, "-m", f"kvtrunk.{engine}", "flags", str(folder), "--device", "cuda",
          "--device-bytes", "8G", "--engine-bytes", "1G", *more],

@@ -36,7 +36,7 @@ def test_engines_share_in_place_and_change_no_page_of_others(host):
     first, again = a.complete(text, TOKENS), b.complete(text, TOKENS)
     assert (first.cached, again.cached) == (0, (PROMPT - 1) // PAGE * PAGE)
     assert again.text == first.text
-    # What one has begun, the other continues, when the first was killed.
+    # An engine continues what a killed one has begun.
     longer = text + prompt(2, PAGE)
     expected = b.complete(longer, TOKENS, cache_salt="computes it all")
     assert expected.cached == 0

@@ -37,7 +37,7 @@ def test_engines_share_in_place_and_change_no_page_of_others(host):
     assert first.cached == 0
     assert again.cached == PROMPT // PAGE * PAGE
     assert again.tokens == first.tokens
-    # What one has begun, the other continues, when the first was killed.
+    # An engine continues what a killed one has begun.
     longer = text + list(first.tokens) + prompt(2, PAGE)
     expected = b.complete(longer, TOKENS, cache_salt="computes it all")
     assert expected.cached == 0

@@ -42,7 +42,7 @@ IN_PROCESS = {
     "--sleep-on-idle": "the other engines need the processors",
     "--random-seed 1": "a test that fails does so again",
 }
-"""What those of serve.py get, too, which are no servers."""
+"""Options that engines of serve.py, which are no servers, get, too."""
 NEVER = ("device", "dtype", "kv_cache_dtype", "max_total_tokens", "mem_fraction_static",
          "radix_cache_backend")
 ON_A_CPU = [word for option in BEHIND for word in option.split()]
@@ -67,7 +67,7 @@ def printed(folder, pool, n_ranks=1, page_size=PAGE, drafts=()):
 
 
 def fields(folder, pages, page_size, n_ranks, drafts):
-    """What `flags` prints for engines on a pool of so many pages, and what stands behind it."""
+    """Options that `flags` prints for engines on a pool of `pages` pages, and those after them."""
     most = 1 << 30
     options, _ = printed(folder, most, n_ranks, page_size, drafts)
     shape = Geometry(int(options["n_layers"]), int(options.get("n_kv_heads", 1)),

@@ -60,7 +60,7 @@ def steps(engine, n_waiting):
     said, pid = len(engine.said()), engine.find("sglang::scheduler")
 
     def lines():
-        """Of steps while all others waited."""
+        """Number of logged steps while all others waited."""
         return engine.said()[said:].count(f"#queue-req: {n_waiting}\n")
 
     engine.ask(do="generate", prompts=[prompt(1 + i, 140) for i in range(1 + n_waiting)],

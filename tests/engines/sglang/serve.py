@@ -27,7 +27,7 @@ def generate(engine, prompts, max_tokens=16, salt=None, pictures=None, **more):
 
 
 def error(engine, prompt):
-    """What a request is refused with."""
+    """The error of a request that is refused."""
     try:
         return f"answered: {generate(engine, [prompt])}"
     except Exception as refused:
@@ -57,7 +57,7 @@ async def scaled(engine, folder, names, factor, **more):
 
 
 async def scaled_in_flight(engine, prompt, max_tokens, **update):
-    """The same while a request has begun to answer: it is held, and goes on afterwards."""
+    """The same while a request has begun to answer: it is held, and continues afterwards."""
     from sglang.srt.managers import io_struct
     wanted = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
     done, tokens = None, 0

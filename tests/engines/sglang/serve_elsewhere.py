@@ -23,7 +23,7 @@ def elsewhere(model_config, device_config):
 
 
 def cached(_, model_config, device_config):
-    """What a weight cache answers: the tensors that it has loaded."""
+    """Answer of a weight cache: the tensors that it has loaded."""
     model = elsewhere(model_config, device_config)
     entries = {name: {"tensor": tensor, "is_param": True}
                for name, tensor in model.named_parameters(remove_duplicate=False)}

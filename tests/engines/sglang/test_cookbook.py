@@ -75,7 +75,7 @@ LINES = [
      "MiniMax M2", None),
     ("Qwen3", "Qwen/Qwen3-235B-A22B-Instruct-2507 --tp 8", "Qwen3 30B A3B", None),
 ]
-# What SGLang sets itself: options, and what is refused.
+# Options that SGLang sets itself, and the refusals.
 SET = [("--tp 2 --dwdp-size 2", RANKS), ("--tp 2 --device cpu:0", None), ("--pp-size 2", "--pp-size 2"),
        ("--enable-memory-saver", "--enable-memory-saver")]
 

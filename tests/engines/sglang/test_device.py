@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own sizing, on devices of which only the free memory is made up."""
+"""SGLang's own sizing, on devices whose free memory is made up."""
 import types
 
 import model
@@ -61,7 +61,7 @@ def sized(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size, pool, weights", [(24, 10, 5), (80, 50, 12), (141, 90, 20)])
 def test_the_second_engine_on_a_device_takes_all_of_the_pool(sized, size, pool, weights):
-    """What is free when it starts: not the pool, nor the first engine's weights."""
+    """Free memory at its start: without the pool, and without the first engine's weights."""
     free = (size - pool - weights) * GIB
     wanted, found = sized(pool * GIB, free, weights * GIB, True)
     assert found == wanted

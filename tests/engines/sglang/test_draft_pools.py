@@ -96,7 +96,7 @@ def test_flags_refuse_a_draft_that_has_no_place(tmp_path):
 
 
 def identity(monkeypatch, algorithm="EAGLE", digest="files", n_steps=3, **config):
-    """Of an engine with one draft layer."""
+    """Identity of an engine with one draft layer."""
     from sglang.srt import runtime_context
 
     monkeypatch.setattr(runtime_context, "get_spec", lambda: types.SimpleNamespace(
@@ -112,7 +112,7 @@ def identity(monkeypatch, algorithm="EAGLE", digest="files", n_steps=3, **config
     {"algorithm": "EAGLE3"}, {"digest": "other files"}, {"digest": None}, {"rope_theta": 5.0}])
 def test_drafts_of_another_algorithm_or_configuration_or_files_are_told_apart(other, monkeypatch):
     assert identity(monkeypatch) == identity(monkeypatch) != identity(monkeypatch, **other)
-    # Of files that are not known each engine's are its own.
+    # If the files are not known, each engine has an identity of its own.
     assert (identity(monkeypatch, **other) == identity(monkeypatch, **other)) == (
         other.get("digest", "") is not None)
 

@@ -24,7 +24,7 @@ TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_nu
 EAGLE = {"speculative_algorithm": "EAGLE"}
 GRAMS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8,
          "speculative_ngram_min_bfs_breadth": 1}
-# Of each: layers beside the model's, page size, options behind what `flags` prints, which makes chains
+# By kind: layers beside the model's, page size, options after those of `flags`, which makes chains
 # of drafts on pages of several positions. SGLang has trees on those, and the overlap schedule with
 # drafts, on devices only. The stand-in has the latter.
 KINDS = {
@@ -102,7 +102,7 @@ def engines(kind, daemon, start, order):  # noqa: F811
 
 
 def texts(seed, n=4, length=90):
-    """Prompts of which a part comes again: there NGRAM guesses."""
+    """Prompts with a part that comes again: there NGRAM guesses."""
     return [(prompt(seed + i, 16) * (length // 16 + 1))[:length] for i in range(n)]
 
 
@@ -180,7 +180,7 @@ def test_what_was_written_while_it_drafted_is_what_another_engine_computes(daemo
 
 
 def test_a_page_is_found_only_with_all_that_its_kv_depends_on(engines, kind):
-    """Of draft layers that is the token behind it, too."""
+    """KV of draft layers depends on the next token, too."""
     private, a, _ = engines
     head = prompt(next(SEEDS), 2 * 16)
     found = []

@@ -18,7 +18,7 @@ from test_weights import SEEDS, TARGETS, K, V, adapter, ask, computes
 from kvtrunk import testing
 
 WITH_IMAGE = (121 + images.SIDE // images.PATCH * (images.SIDE // images.PATCH + 1) - 1) // 16 * 16
-"""What is shared of seen(): a row of patches ends with a token of its own."""
+"""Shared positions of seen(): a row of patches ends with a token of its own."""
 
 if "ENGINES_LONG" not in os.environ:
     pytest.skip("with ENGINES_LONG=1", allow_module_level=True)
@@ -68,8 +68,8 @@ def test_an_adapter_is_shared_and_drafts_go_on(daemon, engines, tmp_path):
 
 def test_new_weights_of_model_and_draft_are_shared_with_who_loaded_the_same(
         daemon, engines, folder, tmp_path):
-    """SGLang loads into draft layers what the files have for them. Who was started with such files
-    may have another draft, and shares nothing with them (test_updates.py)."""
+    """SGLang loads into draft layers what the files have for them. An engine that was started with
+    such files may have another draft, and shares nothing with them (test_updates.py)."""
     _, a, b = engines
     text = prompt(next(SEEDS))
     old = expect_shared(a, b, text)

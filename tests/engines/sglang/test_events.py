@@ -49,7 +49,7 @@ def hashes(found):
 
 
 def recorded(given, *paths):
-    """What SGLang records for nodes, each behind the one before."""
+    """Events that SGLang records for nodes, each the child of the one before."""
     recorder = KVCacheEventRecorder(enabled=True, page_size=PAGE,
                                     dynamo_format=given.dynamo_kv_event_format,
                                     lora_names=given.kv_event_lora_names)
@@ -117,7 +117,7 @@ def test_events_with_draft_layers_are_those_of_sglang_s_own_cache(daemon, is_eag
 
 
 def test_the_published_vectors(daemon):
-    """What SGLang's own router expects for two pages of 4."""
+    """Hashes that SGLang's own router expects for two pages of 4."""
     events = Events(params(), daemon.socket)
     with daemon.connect() as client:
         space = client.namespace(model="vectors")

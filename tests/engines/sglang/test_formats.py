@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What names the weights that SGLang has loaded: the files of a folder, if they are what it read."""
+"""Names of weights that SGLang has loaded: the files of a folder, if it read those."""
 import types
 
 import model

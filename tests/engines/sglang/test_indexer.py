@@ -17,7 +17,7 @@ from kvtrunk.sglang._events import Events
 
 
 class Worker:
-    """What the scheduler of an engine does with its cache's events."""
+    """A scheduler as far as it publishes its cache's events."""
 
     def __init__(self, daemon, index, number, space):
         ports = free_port(), free_port()

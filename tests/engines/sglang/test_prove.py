@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `python -m kvtrunk.sglang prove` finds, with SGLang; and engines that were not proved."""
+"""Findings of `python -m kvtrunk.sglang prove` with SGLang, and engines that were not proved."""
 import logging
 import os
 import types

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not work is refused, in a sentence that names the flag."""
+"""The adapter refuses what does not work, in a sentence that names the flag."""
 import sys
 import types
 from pathlib import Path

@@ -173,7 +173,7 @@ def test_what_a_waiting_request_will_reuse_is_evicted_last(daemon, engines):
         refusals = other.counters().refusals
         b.ask(do="generate", prompts=[prompt(next(SEEDS), 3 * n * PAGE), old], max_tokens=1)
         until(lambda: other.counters().refusals > refusals)
-        before = other.counters().operations  # of which there are no others now
+        before = other.counters().operations  # from now on only the waiting requests cause any
         until(lambda: other.counters().operations >= before + 6)
         held += other.alloc(n)
         other.free(held)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine is called while its weights change, with SGLang's own weight updater."""
+"""The name of an engine while its weights change, with SGLang's own weight updater."""
 import types
 
 import model
@@ -19,7 +19,7 @@ WRITE = "sglang.srt.model_loader.loader.DefaultModelLoader.restore_weights_befor
 
 
 class Runner:
-    """What SGLang asks of its model runner. `does`: "load", "fail" in the middle, or "refuse"."""
+    """A stand-in for SGLang's model runner. `does`: "load", "fail" in the middle, or "refuse"."""
 
     def __init__(self):
         self.weight_updater, self.does = self, "load"

@@ -88,8 +88,8 @@ def test_weights_that_are_not_there_change_nothing(engines, tmp_path):
 
 
 def test_new_weights_are_seen_with_a_request_in_flight(engines, folder):
-    """No cache is flushed. The request goes on with K and V of the old weights, and what it had
-    published is not found; nor is the rest, that it computed since."""
+    """No cache is flushed. The request continues with K and V of the old weights. Engines find
+    neither the pages that it had published, nor those that it computed since."""
     a, b, _ = engines
     text = prompt(next(SEEDS), 300)
     old = computes(a, text)

@@ -77,7 +77,7 @@ class Side:
         print(self.daemon.kvtctl("audit"))
 
     def counts(self):
-        """What the store counts of its helper."""
+        """The store's counters of its helper."""
         # Its exit status is 1 while there is an alarm.
         command = [os.path.join(os.environ["KVTRUNK_BIN"], "kvtctl"), "--socket",
                    self.daemon.socket, "store", "status", "--json"]

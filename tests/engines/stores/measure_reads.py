@@ -31,7 +31,7 @@ SEAL = 32
 
 
 def slowed(seconds):
-    """Mooncake, each call of which takes so much longer."""
+    """Mooncake with each call longer by so many seconds."""
     class Slow(store.Mooncake):
         def exists(self, pages):
             time.sleep(seconds)

@@ -35,7 +35,7 @@ def folder():
 
 OPTIONS = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 16, "kv_type": "fp32", "page_size": PAGE,
            "n_pages": PAGES, "coalesce_threshold": 0, "coalesce_patience_ms": 30000}
-"""Of a daemon. Requests wait also for the last chunk of a prompt."""
+"""Options of a daemon. Requests wait also for the last chunk of a prompt."""
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ BEHIND = {
 the connector."""
 PRINTED = ("block_size", "data_parallel_size", "disable_hybrid_kv_cache_manager",
            "speculative_config", "tensor_parallel_size")
-"""What a test asks `flags` for."""
+"""Options that a test gives to `flags`."""
 NEVER = "device", "dtype", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes"
 ENGINE, PROVE, SERVE = "vllm", ["--device", "cpu", "--block-size", str(PAGE)], ["--enforce-eager"]
 TRANSFER = {"kv_connector": "KvtrunkConnector", "kv_role": "kv_both"}
@@ -45,13 +45,13 @@ def geometry(layers=2, kv_heads=2, head_dim=64, **more):
 
 @functools.cache
 def said(folder, *more):
-    """What `python -m kvtrunk.vllm flags` prints."""
+    """Output of `python -m kvtrunk.vllm flags`."""
     return subprocess.run([sys.executable, "-m", "kvtrunk.vllm", "flags", str(folder), *more],
                           check=True, capture_output=True, text=True).stdout
 
 
 def flags(folder, *more):
-    """What it prints for a small pool: options of a daemon, and the first engine's command."""
+    """Its output for a small pool: options of a daemon, and the first engine's command."""
     most = {"--block-size": str(PAGE), "--device": "cpu", "--pool-bytes": "16M"}
     printed = said(folder, *more, *(word for name, value in most.items() if name not in more
                                     for word in (name, value)))

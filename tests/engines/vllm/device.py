@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/gpu.md asks of vLLM on a device, answered on this machine's:
+"""Questions of docs/gpu.md about vLLM on a device, answered on this machine's:
 
     ENGINE_PYTHON=PYTHON tests/engines/run vllm tests/engines/vllm/device.py -s
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that draft: one with a cache of its own that does not, and two that do, of which the last
+"""An engine with a cache of its own, which does not draft, and two on the pool that draft. The last
 one computes one page of each reuse itself, and compares."""
 from conftest import PAGE
 from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until

@@ -27,7 +27,7 @@ REQUESTS, WAITING = 80, 8
 BURSTS = {16: 2048, 48: 4096}
 """Prompts, and tokens of their common beginning."""
 OPTIONS = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
-"""Of an engine. In a pool that is full there is no room for the length that a burst needs."""
+"""Options of an engine. A full pool has no room for the length that a burst needs."""
 RUNNING = {**OPTIONS, "max_model_len": 1024}
 BURST = {**OPTIONS, "max_model_len": 2 * max(BURSTS.values())}
 WAYS = {"stock": (1, False), "one": (1, True), "two stocks": (2, False), "two": (2, True)}
@@ -64,7 +64,7 @@ class Engine(measure_step.Scheduler):
 
 
 def ways(serve, folder, monkeypatch, groups, pages, options):
-    """What serve(engines) says of one and two engines, with caches of their own and on a pool."""
+    """Results of serve(engines) for one and two engines, with caches of their own and on a pool."""
     said = {}
     for way, (n, shared) in WAYS.items():
         with testing.daemon(**geometry(

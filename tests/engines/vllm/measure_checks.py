@@ -85,7 +85,7 @@ def test_what_a_check_costs(layers, start, tmp_path):
 
 
 def test_what_no_check_costs():
-    """After a BEGIN that reused pages, none of which is to be checked."""
+    """After a BEGIN that reused pages, when no check is due."""
     with testing.daemon(**geometry()) as daemon, daemon.connect(any_geometry=True) as a, \
             daemon.connect(any_geometry=True) as b:
         space = a.namespace(model="m")

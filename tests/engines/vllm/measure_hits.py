@@ -4,7 +4,7 @@ as many pages. One request at a time, and the model answers 7.
 
 The agent sessions are those of measure.py, so its figures of a Llama come out here, too. The hour of
 chats is scaled down by 16, and so are the pages and windows of published models: they are the same
-numbers of pages. Of answers a 64th is generated.
+numbers of pages. The model generates a 64th of each answer.
 
     tests/engines/run vllm tests/engines/vllm/measure_hits.py -s
 """
@@ -112,7 +112,7 @@ def test_hour_of_chats(name, room, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name, (_, _, states) in SESSIONS.items() if states])
 def test_hits_within_a_block(name, tmp_path):
-    """What vLLM's option --prefix-match-unit gains with its own cache."""
+    """Positions that vLLM's --prefix-match-unit saves with its own cache."""
     pages, folder = pages_for(name), model.write(tmp_path)
     print()
     for unit in (None, PAGE):

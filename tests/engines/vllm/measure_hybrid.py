@@ -104,7 +104,7 @@ def ways(serve, start, said, options, pages):
 
 
 def by_question(answers):
-    """Of answers by way and question, those by question and way."""
+    """Answers by question and way, from answers by way and question."""
     return {asked: {way: said[asked] for way, said in answers.items()}
             for asked in next(iter(answers.values()))}
 

@@ -113,7 +113,7 @@ class Scheduler:
                        **more)
 
     def run(self, asked):
-        """Of the steps that admitted requests, and of the others: a pair of clocks() for each."""
+        """A pair of clocks() for each step: of those that admitted requests, and of the others."""
         scheduler, steps = self.theirs, ([], [])
         for request in asked:
             scheduler.add_request(self.request(*request))

@@ -44,8 +44,8 @@ def generate(engine, prompts, max_tokens=16, salt=None, ignore_eos=True, lora=No
 
 
 def step(engine, asked):
-    """A step, behind new requests: name, prompt, tokens to make. How many requests run and wait, and
-    the tokens that those which ended had reused. Of an engine in this process."""
+    """A step of an engine in this process, after new requests: name, prompt, tokens to make. Returns
+    how many requests run and wait, and the tokens that those which ended had reused."""
     from vllm import SamplingParams, TokensPrompt
 
     core = engine.llm_engine
@@ -75,7 +75,7 @@ def reload(engine, path=None):
 
 
 def version(engine, name):
-    """What a trainer says behind an update."""
+    """Name the weights, as a trainer does after an update."""
     engine.llm_engine.set_weight_version(name)
 
 
@@ -105,7 +105,7 @@ def across(engine, prompt, after, change, max_tokens=64, **more):
 
 
 class Compared:
-    """What the engine's comparisons found, and how long they took."""
+    """Findings of the engine's comparisons, and how long they took."""
 
     excess, seconds = [], []
 

@@ -21,7 +21,7 @@ def elsewhere(model_config):
 
 
 def cached(_, model_config):
-    """What a weight cache answers: the tensors that it has loaded."""
+    """Answer of a weight cache: the tensors that it has loaded."""
     loader, other = elsewhere(model_config)
     config = copy.deepcopy(get_current_vllm_config())  # which counts layers by their names
     with set_current_vllm_config(config):

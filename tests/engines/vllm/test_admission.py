@@ -125,7 +125,7 @@ def test_requests_wait_while_the_pool_has_less_than_the_watermark(folder, monkey
     assert running == {False: most, True: most}
 
 
-# The first request has 5 pages and more while it runs. Of the second's 8 pages 2 come with each step.
+# The first request has 5 pages and more while it runs. The second gets 2 of its 8 pages with each step.
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("windows, states, pages", [((), 0, 12), ((64,), 0, 18), ((), 2, 17)],
                          ids=["alone", "windows", "states"])

@@ -45,7 +45,7 @@ def test_equal_bits_are_no_error(dtype):
 
 
 def test_one_plane_is_called_by_both_names():
-    """MLA keeps one row of which K and V are made."""
+    """MLA keeps one row and makes K and V of it."""
     mine, other = values(torch.float32), values(torch.float32, 1)
     found = compare([((mine, mine),), ((mine, other),)], Bounds("float32", "float32", PAGE))
     assert found.differs and (found.layer, found.part) == (1, "KV")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own sizing, on devices of which only the sizes are made up: an engine that is started as
+"""vLLM's own sizing, on devices whose sizes are made up: an engine that is started as
 `flags` prints starts beside the pool and other engines, and takes no more than its share."""
 import os
 import shlex

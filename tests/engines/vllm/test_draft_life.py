@@ -19,7 +19,7 @@ WRONG = "a rejected draft's"
 
 
 class Pool:
-    """What is in each slot: tokens of the model's KV, and of the draft layer's."""
+    """Contents of each slot: tokens of the model's KV, and of the draft layer's."""
 
     def __init__(self):
         self.target, self.draft = {}, {}
@@ -59,7 +59,7 @@ class Engine(life.Engine):
         return [*self.rows[name].drafts, *scheduled][:len(scheduled)]
 
     def _forward(self, row, n, drafts, skip):
-        """Returns the sampled tokens of a request, of which n tokens were scheduled."""
+        """Returns the sampled tokens of a request with n scheduled tokens."""
         pool, first = self.pool, row.computed
         given = row.tokens + drafts
         for at in range(first, first + n):
@@ -106,7 +106,7 @@ class Engine(life.Engine):
 
 
 def following(tokens):
-    """What the model answers: 0 or 1, which depends on all tokens."""
+    """The model's next token: 0 or 1, which depends on all tokens."""
     return hash(tuple(tokens)) >> 7 & 1
 
 
@@ -153,12 +153,12 @@ class Stream(Engine):
     def __init__(self, *given):
         super().__init__(*given)
         self.streams = {}
-        """Of each stream how many chunks are left."""
+        """Number of chunks left of each stream."""
         self.parted = []
-        """What ended streams were, and where they discarded a token."""
+        """Tokens of ended streams, and where they discarded one."""
 
     def follow(self, step, known):
-        """What a stream has written is its own: nothing is looked up."""
+        """A stream reads pages that it wrote itself: it looks nothing up."""
         again = {new.req_id for new in step.scheduled_new_reqs if new.req_id in self.rows}
         expect, self.pool.expect = self.pool.expect, lambda row: None
         for new in [*step.scheduled_new_reqs]:

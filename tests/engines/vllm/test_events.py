@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV events: the index of each engine's subscriber has what the pool has, whoever computed it. With
+"""KV events: the index of each engine's subscriber has all pages of the pool, from any engine. With
 vLLM's own schedulers and publishers, and with whole engines."""
 import contextlib
 import random
@@ -22,7 +22,7 @@ PAGES, LONGEST = 40, 7 * PAGE
 
 
 class NoPool:
-    """What life.Engine tells of reused positions."""
+    """A stand-in for life.Engine's pool, which compares no reused positions."""
 
     def expect(self, row):
         """Nothing to compare."""

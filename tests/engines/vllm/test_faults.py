@@ -54,7 +54,7 @@ def trusting(pair):
 
 @pytest.fixture
 def exact(dtype):
-    """What tokens are to be, as far as their type says."""
+    """The expected tokens. None: rounding of this type may change them."""
     return lambda tokens: tokens if dtype == "float32" else None
 
 

@@ -61,8 +61,8 @@ def ask(engine, text, **more):
 
 @pytest.fixture(scope="module")
 def answers(started, both, other):
-    """What engines generate that have loaded the files of B, as safetensors and as .bin, and of A:
-    B's prompt is in the pool."""
+    """Answers of engines that have loaded the files of B, as safetensors and as .bin, and of A: B's
+    prompt is in the pool."""
     text, found = prompt(7100, 300), []
     for folder in (None, both, other):
         engine = started(**({"at": folder} if folder else {}))

@@ -49,14 +49,14 @@ def folder(name, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(name):
-    """Of each engine. vLLM's Mamba-2 on CPUs takes one block a step."""
+    """Options of each engine. vLLM's Mamba-2 on CPUs takes one block a step."""
     return {"max_num_batched_tokens": CHUNK,
             "block_size": CHUNK if name == "Granite 4 Small" else 32}
 
 
 @pytest.fixture(scope="module")
 def said(folder, options):
-    """What `flags` says: options of the daemon, and the command of an engine."""
+    """Output of `flags`: options of the daemon, and the command of an engine."""
     return conftest.flags(folder, "--block-size", str(options["block_size"]))
 
 

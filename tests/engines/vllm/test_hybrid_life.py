@@ -38,7 +38,7 @@ class Kind:
     states: int = 0
     retention: int = 0
     blocks: int = 1
-    """Of a window, in a page."""
+    """Blocks of a window in a page."""
     checkpoints: int = 0
     """Blocks for a state that a step passes."""
     whole: bool = True
@@ -72,7 +72,7 @@ KINDS = {"window": Kind(16, 72, 14, 72, 150, windows=(40,)),
 
 
 class Pool:
-    """What is in each cell: a number for each position of a page."""
+    """Contents of each cell: a number for each position of a page."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -87,7 +87,7 @@ class Pool:
         self.cells = first_head[:, :, :2].view(np.int64)[:, :, 0]
 
     def expect(self, row):
-        """What a request reuses is compared when its first step reads it."""
+        """Reused positions are compared when the request's first step reads them."""
         self.reused += row.computed
 
     def parts(self, group, first, end):
@@ -119,8 +119,8 @@ class Pool:
             self.cells[number, cell:][:b - a] = row.values(group, a, b)
 
     def step_state(self, row, group, n):
-        """Copy the state to the block of the step's end, and go on from it there. What the step passes
-        at the end of a page is kept in the block before, if there is one."""
+        """Copy the state to the block of the step's end, and continue from it there. A state that the
+        step passes at the end of a page is kept in the block before, if there is one."""
         page, table = self.kind.page, row.tables[group]
         source, target = (row.computed - 1) // page, -(-(row.computed + n) // page) - 1
         if self.kind.checkpoints and target - 1 > source and table[target - 1]:
@@ -168,7 +168,7 @@ class Engine(life.Engine):
         self.kind = kind
 
     def _forward(self, row, n):
-        """Returns the sampled tokens of a request, of which n tokens were scheduled."""
+        """Returns the sampled tokens of a request with n scheduled tokens."""
         first, end, pool = row.computed, row.computed + n, self.pool
         row.grow()
         assert end <= len(row.tokens)
@@ -262,7 +262,7 @@ def patient(monkeypatch):
     monkeypatch.setenv("KVTRUNK_FETCH_WAIT_MS", "60000")
 
 
-# Of the other kinds few loads are long enough that a BEGIN waits for them, or fit beside a match.
+# With the other kinds few loads are long enough that a BEGIN waits for them, or fit beside a match.
 @pytest.mark.parametrize("name", ["states of many steps"])
 @pytest.mark.usefixtures("patient")
 def test_a_request_reads_what_a_store_brought_back(folder, monkeypatch, caplog, name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes KV equal: files and configuration, never names and paths."""
+"""Identity of KV: files and configuration, never names and paths."""
 import json
 import shutil
 import types
@@ -27,7 +27,7 @@ def adapter(folder, seed, rank=8, width=256):
 
 
 def configured(**changes):
-    """What of vLLM's configuration counts before a model is built."""
+    """Parts of vLLM's configuration that count before a model is built."""
     values = {"hf": model.config(), "max_model_len": 2048, "dtype": "bfloat16", "cache": "auto",
               "quantization": None, "ranks": 1, **changes}
     return types.SimpleNamespace(

@@ -12,7 +12,7 @@ from kvtrunk.engine._server import free_port
 
 
 class Worker:
-    """What an engine of one's own has for routers."""
+    """An engine of one's own as far as it publishes events for routers."""
 
     def __init__(self, daemon, indexer, number, space):
         self._daemon, self._space = daemon, space

@@ -23,7 +23,7 @@ def item(**fields):
 
 
 def image(offset, length=40, content=1.0, identifier="a", data=None):
-    """An image of which the encoder gets a tensor filled with content."""
+    """An image whose tensor for the encoder is filled with content."""
     if data is None:
         data = item(pixel_values=torch.full((3, 8, 8), content, dtype=torch.bfloat16),
                     image_grid_thw=torch.tensor([1, 4, 4]))

@@ -10,7 +10,7 @@ BEHIND = {
     "--enforce-eager": "it compiles for minutes on a CPU",
     "--enable-prompt-tokens-details": "answers tell what was cached",
 }
-"""What stands behind the printed command: why."""
+"""Options after the printed command: why."""
 
 
 def test_what_flags_prints_starts_as_it_is(folder, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `python -m kvtrunk.vllm prove` finds, with vLLM; and engines that were not proved."""
+"""Findings of `python -m kvtrunk.vllm prove` with vLLM, and engines that were not proved."""
 import json
 import types
 
@@ -29,7 +29,7 @@ def connector():
 
 @pytest.fixture
 def said(connector, monkeypatch, tmp_path):
-    """What is logged."""
+    """Logged lines."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("KVTRUNK_REQUIRE_PROOF", raising=False)
     lines = []

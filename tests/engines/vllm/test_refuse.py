@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot work is refused at the start, in a sentence that names the flag to change."""
+"""The adapter refuses at the start what cannot work, in a sentence that names the flag to change."""
 import ast
 import copy
 import dataclasses
@@ -495,7 +495,7 @@ def test_others_may_write_to_page_0_meanwhile(monkeypatch, pages, busy):
 
 
 def refusal(daemon, folder, tmp_path, **options):
-    """What an engine says that does not start."""
+    """The error of an engine that does not start."""
     engine = Engine(folder, tmp_path / "log", daemon, **options)
     try:
         with pytest.raises(RuntimeError) as refused:
@@ -534,7 +534,7 @@ def test_kv_outside_the_pool_ends_the_engine(daemon, folder, tmp_path):
 
 
 def test_flags_start_a_daemon_and_an_engine(folder, tmp_path):
-    """What `flags` prints is what the engine accepts."""
+    """The engine accepts the command that `flags` prints."""
     command = [sys.executable, "-m", "kvtrunk.vllm"]
     with testing.daemon(**flags(folder)[0]) as made:
         engine = Engine(folder, tmp_path / "log", made, processes=1, max_model_len=512)

@@ -21,7 +21,7 @@ ASSIGNED = {
     "vllm_config.kv_transfer_config.kv_load_failure_policy",
     "self.pool.__class__", "self._config.publisher",
 }
-# Of our own objects, and marks on theirs that only we read.
+# Our own objects, and marks on theirs that only we read.
 OWN = {"arguments", "watch", "engine", "state", "fresh", "sources", "adapter", "cache", "config",
        "stats"}
 OWN_FIELDS = {"executor.kvtrunk", "self._engine.worker", "self.watch.name"}

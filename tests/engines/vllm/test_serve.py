@@ -41,7 +41,7 @@ BEHIND = {
     "--max-num-batched-tokens 128": "prompts of a few hundred tokens have several chunks",
     "--enable-prompt-tokens-details": "answers tell what was cached",
 }
-"""What stands behind the printed command: why."""
+"""Options after the printed command: why."""
 
 
 class Server(_server.Server):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that sleep, and engines whose weights change.
 
-On the CPU vLLM's workers keep their memory when they sleep. What is tested is what the engine's core
-asks of the adapter: requests end, and the cache is kept, or forgotten for this engine.
+On the CPU vLLM's workers keep their memory when they sleep. The tests see what the engine's core asks
+of the adapter: requests end, and the cache is kept, or forgotten for this engine.
 """
 import pytest
 from conftest import PAGE

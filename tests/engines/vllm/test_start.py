@@ -69,7 +69,7 @@ def test_vllm_s_worker_is_made_to_once(monkeypatch):
 
 
 def test_an_output_comes_when_the_draft_kv_is_written(monkeypatch):
-    """Of the second model runner, which copies sampled tokens before it drafts."""
+    """With the second model runner, which copies sampled tokens before it drafts."""
     from vllm.v1.worker.gpu import model_runner
     said = []
 

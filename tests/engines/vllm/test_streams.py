@@ -21,7 +21,7 @@ PAGES, LONGEST, REQUESTS = 48, 224, 300
 
 
 class Pool:
-    """What is in each slot."""
+    """Contents of each slot."""
 
     def __init__(self):
         self.slots, self.reused = {}, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as new weights: calls to workers, seen before they run. A stand-in for the executor."""
+"""Calls to workers that count as new weights, seen before they run. A stand-in for the executor."""
 import shutil
 import types
 import typing
@@ -279,7 +279,7 @@ def adapter(number, value=1.0, scaling=2.0, packed=False, module="q_proj"):
 
 
 def loaded(*adapters):
-    """What a worker says that it has loaded."""
+    """Adapters that a worker reports as loaded."""
     by_number = {each.id: each for each in adapters}
     manager = types.SimpleNamespace(list_adapters=lambda: set(by_number), _adapter_manager=(
         types.SimpleNamespace(get_adapter=by_number.get)))

@@ -64,7 +64,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def replace(where, values):
-    """Set attributes. What is no class and cannot be called is returned by a function."""
+    """Set attributes. A value that is no class and cannot be called becomes a function's result."""
     for name, value in values.items():
         if not callable(value):
             value = _returns(value)
@@ -189,7 +189,7 @@ def free_bytes(*_arguments, **_options):
 
 
 def counters(*_arguments, **_options):
-    """Of an allocator that counts nothing."""
+    """Counters of an allocator that counts nothing."""
     return collections.defaultdict(int)
 
 
@@ -316,7 +316,7 @@ def ranks(module):
 
 @after("kvtrunk._pool")
 def pool(module):
-    """What the stand-in driver maps is memory of the host: for torch, too."""
+    """The stand-in driver maps memory of the host: for torch, too."""
     module._CUDA = module._HOST
 
 

@@ -29,7 +29,7 @@ def plant():
 
 
 def embedding(*arguments, **options):
-    """What each forward pass begins with."""
+    """The embedding, with which each forward pass begins: plant the fault before it."""
     plant()
     return _embedding(*arguments, **options)
 

@@ -23,7 +23,7 @@ def fused_add_rmsnorm(values, residual, weight, eps=1e-6, **_options):
 
 
 def silu_and_mul(values, out=None):
-    """A gate of which the first half of each row is the activation."""
+    """A gate: the first half of each row is the activation."""
     gate, up = values.chunk(2, -1)
     made = functional.silu(gate) * up
     return made if out is None else out.copy_(made)
@@ -60,7 +60,7 @@ class Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Each module in this package has the same names."""
 
     def find_spec(self, name, _path, _target=None):
-        """Of modules that are imported."""
+        """Spec of a module of this package that is imported."""
         return (importlib.machinery.ModuleSpec(name, self)
                 if name.startswith(__name__ + ".") else None)
 
