@@ -47,7 +47,7 @@ class Call:
     keys: Any = None
     """Holds the memory of the request's keys."""
     n_keys = 0
-    """A begin's: how many there are. Without pages it is asked again with those that have slots."""
+    """A begin's: number of its keys. A begin without pages is repeated with those that have slots."""
     got: Optional[Got] = None
     """A begin's: its sequence."""
     at = -1
@@ -55,20 +55,20 @@ class Call:
     until = 0.0
     """A begin's: when it waits for others no longer."""
     ready = False
-    """It may wait in the queue."""
+    """Whether own_keys() has run: then it may wait in the queue."""
     waits = False
     """A begin's: it is, or was, one of Answers._waits."""
     asked = False
-    """It is asked once more whether it has to."""
+    """Whether it is asked once more if it has to wait."""
     done = False
     value: Optional[AsyncSequence] = None
     error: Optional[BaseException] = None
     waiter: Optional[weakref.ref[asyncio.Future[None]]] = None
-    """Wakes it. Its loop holds it: a loop that ends ends those that wait in it."""
+    """Future that wakes it. Its loop holds the future: when a loop ends, so do the waits in it."""
     abandoned = False
-    """A begin's: what it gets is given back."""
+    """A begin's: whether its sequence is given back."""
     refused = False
-    """It failed before it was submitted, so nothing happened."""
+    """Whether it failed before it was submitted, so that nothing happened."""
 
     def __init__(self, answers: Answers, keys: Any, sequence: Optional[AsyncSequence]) -> None:
         self._answers = answers
@@ -143,7 +143,7 @@ class Answers(Owner):
         self._client = client
         self._next = 0  # even; numbers of Client.submit() are odd
         self._calls: dict[int, Call] = {}
-        """Those without an answer, by number."""
+        """Calls without an answer, by number."""
         self._queue: collections.deque[Call] = collections.deque()
         self._begins: collections.deque[Call] = collections.deque()
         self._waits: collections.deque[Call] = collections.deque()
@@ -400,7 +400,7 @@ class Answers(Owner):
     # ---- loops
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> _Watch:
-        """In a loop: what wakes it."""
+        """The watch that wakes this loop, made at its first call. Called in the loop."""
         watch = self._last()
         if watch is None or watch.loop is not loop:
             watch = self._watches.get(id(loop))
@@ -415,7 +415,7 @@ class Answers(Owner):
             watch.look_later()
 
     def look(self, watch: _Watch) -> None:
-        """In a loop: take answers and wake waiters."""
+        """Take answers and wake waiters. Called in a loop."""
         client, locked = self._client, []  # type: ignore[var-annotated]
         try:
             # In one step: a signal's handler may raise behind it.

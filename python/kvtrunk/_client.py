@@ -237,7 +237,7 @@ class Namespace(Owner):
         self.digest = digest
         """Its name in all processes: FeedRecord.digest."""
         self.label = label
-        """For people."""
+        """Its label in listings, for people."""
 
     def root(self, root_key: int) -> Namespace:
         """The tree of a root key, from 0, this one, to 2^64 - 1. Prompts under one root key never
@@ -1183,7 +1183,7 @@ def _ns(seconds: Optional[float], what: str) -> int:
 
 
 def _wait_ns(seconds: Optional[float], what: str) -> int:
-    """As _ns(); 0: not at all."""
+    """Nanoseconds as of _ns(), but -1 for 0 seconds: do not wait."""
     return -1 if seconds == 0 else _ns(seconds, what)
 
 

@@ -13,7 +13,7 @@ _SIZE = re.compile(r"(\d+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
-    """One that refuses a shortened option, and one that takes one value and is given twice."""
+    """A parser that refuses a shortened option, and a second value of an option that takes one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options["allow_abbrev"] = False

@@ -96,7 +96,7 @@ class Pool(Owner):
         self._native = native
         self._device = (_HOST, 0) if device is None else (_CUDA, device)
         self.readonly = readonly
-        """True: mapped to read."""
+        """Whether it is mapped to read only."""
         self.n_pages = int(native.n_pages)
         """Pages of the slab; page 0, the scratch page, included."""
         self.n_bytes = int(native.bytes)
@@ -132,7 +132,7 @@ class Pool(Owner):
         return self._drop()
 
     def _moves(self) -> bool:
-        """True if the library may map it elsewhere when it resumes."""
+        """Whether the library may map the slab at another address when it resumes."""
         return self._device[0] == _CUDA and self._client.info.backend == "cuda-ipc"
 
     def _suspended(self) -> None:

@@ -93,7 +93,7 @@ def sha256_chain(space: Space, parent: Optional[bytes], tokens: Sequence[int]) -
 
 
 def sha256_pairs(space: Space, parent: Optional[bytes], tokens: Sequence[int]) -> bytes:
-    """The same of pairs: both tokens of each position."""
+    """sha256_chain() of pairs: both tokens of each position."""
     return sha256_chain(space, parent,
                         [token for pair in zip(tokens, tokens[1:]) for token in pair])
 
@@ -110,11 +110,11 @@ class _Page:
     def __init__(self, space: _Space, parent: int, digest: Optional[bytes], last: int) -> None:
         self.space = space
         self.parent = parent
-        """Number of the page in front; 0: none."""
+        """Number of the page before it; 0: none."""
         self.behind: Optional[set[int]] = None
-        """Numbers of those right behind it."""
+        """Numbers of the pages right after it."""
         self.digest = digest
-        """None: not told."""
+        """Its digest in events. None: events have not told of it."""
         self.last = last
         """Its last key."""
 
@@ -129,7 +129,7 @@ class _Space:
         self.shared = False
         self.value: Any = None
         self.waiting: dict[int, tuple[int, int, memoryview]] = {}
-        """Until it is shared, its pages: parent, key in front, and keys."""
+        """Its pages until it is shared, by number: parent, key before them, and keys."""
 
     def lose(self, pages: int) -> None:
         """Forget it, if it has no more pages and is not shared."""
@@ -146,7 +146,7 @@ _Spaces = dict[tuple[int, int], dict[int, _Space]]
 
 
 class Index:
-    """From records of a feed to events."""
+    """Index of a feed's pages, which turns its records into events."""
 
     def __init__(self, page_size: int, chain: Chain, pairs: bool = False) -> None:
         """pairs: keys are those of bigram_keys()."""
@@ -156,18 +156,18 @@ class Index:
         self._numbers: dict[int, tuple[int, int]] = {}
         """Digests of namespaces."""
         self._spaces: _Spaces = {}
-        """By digest and root key."""
+        """Trees by namespace digest and root key."""
         self._pages: dict[int, _Page] = {}
         self._told: dict[bytes, int] = {}
         """How many pages have a digest: with pairs those that differ in the last one only."""
 
     def restart(self) -> list[Event]:
-        """In front of a snapshot: forget all pages. Namespaces stay shared."""
+        """Forget all pages, before a snapshot. Namespaces stay shared."""
         self._numbers.clear()
         return self._clear()
 
     def forget(self) -> None:
-        """In front of restart(): share no namespace."""
+        """Share no namespace any more. restart() follows."""
         self._spaces.clear()
 
     def _clear(self) -> list[Event]:
@@ -344,7 +344,7 @@ class Source(Owner):
         self._stale = True
         """A snapshot is due."""
         self._coming: Optional[Future[tuple[Client, Feed]]] = None
-        """None: connected, or closed."""
+        """The next connection. None: connected, or closed."""
         self._client, self._feed = self._connect()
         self._index = Index(self._client.info.page_size,
                             chain or (sha256_pairs if pairs else sha256_chain), pairs)
@@ -395,7 +395,7 @@ class Source(Owner):
             raise
 
     def _return(self) -> tuple[Client, Feed]:
-        """In a thread of its own: a daemon that accepts may never answer."""
+        """Connect again. In a thread of its own: a daemon that accepts may never answer."""
         _close(self._client)
         time.sleep(max(0.0, self._tried_at + _RETRY_S - time.monotonic()))
         return self._connect()

@@ -85,7 +85,7 @@ class Prompt:
 
     def __init__(self, tokens: Iterable[Token]) -> None:
         self.keys = array("I")
-        """One a position, for begin()."""
+        """Keys for begin(), one a position."""
         self._ends = [0]
         for token in tokens:
             self.keys += _keys_of(token)

@@ -114,7 +114,7 @@ class _Server:
                 threading.Thread(target=self._work, args=(kind, call), daemon=True).start()
 
     def run(self) -> None:
-        """Until kvtstored is gone."""
+        """Hand messages to the threads until kvtstored is gone."""
         self._send(_READY, 0, self._kind[:_KIND_BYTES - 1].ljust(_KIND_BYTES, b"\0"))
         while message := self._peer.recv(_MESSAGE_MAX):
             magic, kind, version, size, _, _ = _HEAD.unpack_from(message)

@@ -49,7 +49,7 @@ def program(name: str) -> str:
 
 
 def _installed(name: str) -> list[pathlib.Path]:
-    """Where this package's wheel put its programs."""
+    """Paths at which this package's wheel put a program."""
     try:
         files = importlib.metadata.files("kvtrunk") or []
     except importlib.metadata.PackageNotFoundError:
@@ -66,11 +66,11 @@ class Daemon(Owner):
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._notify: Optional[socket.socket] = None
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="kvtrunk-"))
-        """Holds everything of the daemon."""
+        """Directory of all files of the daemon."""
         self.name = f"py-{os.getpid()}-{self.directory.name[8:]}"
         """Name of the instance."""
         self.socket = str(self.directory / "socket")
-        """For connect()."""
+        """Path of its socket, for connect()."""
         self.log = self.directory / "log"
         """The daemon's log, a file."""
 

@@ -117,7 +117,7 @@ class Finding(NamedTuple):
     """The largest error of a page. Findings of ranks and pages combine by max()."""
 
     excess: float
-    """As a multiple of the bound; inf: a value that is not finite."""
+    """The error as a multiple of the bound; inf: a value is not finite."""
     layer: int
     part: str
     """"K" or "V"; "KV" if one plane holds both."""

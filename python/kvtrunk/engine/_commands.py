@@ -162,7 +162,7 @@ def _unit(start: Start, instances: Sequence[str], i: int) -> list[str]:
 
 
 def _word(text: str) -> str:
-    """As systemd reads it back."""
+    """A word quoted for a unit file, as systemd reads it back."""
     escaped = text.replace("%", "%%").replace("$", "$$")
     if _PLAIN.fullmatch(escaped):
         return escaped

@@ -44,7 +44,7 @@ class Report:
 
 
 def _n(n: int, noun: str) -> str:
-    """As "1 page" or "2 pages"."""
+    """A number with its noun, as "1 page" or "2 pages"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 

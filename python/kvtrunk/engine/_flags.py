@@ -229,7 +229,7 @@ class Division(NamedTuple):
     engine: int
     """Bytes that one engine may take beside the pool."""
     fraction: float
-    """The same as a part of the device, rounded down."""
+    """`engine` as a part of the device's memory, rounded down."""
     why: str
 
 

@@ -19,7 +19,7 @@ class Hold:
 
     def __init__(self) -> None:
         self.number: Optional[Lease] = None
-        """The lease's. None: there is none."""
+        """Number of the lease. None: there is none."""
         self.pages: MutableSequence[int] = []
         """Page table of the lease."""
         self.reusable = 0
@@ -37,11 +37,11 @@ class Hold:
         self.damaged = False
         """Whether a page that it reads is wrong: what follows it must be computed again."""
         self.own: Optional[int] = None
-        """A page of the session's in place of the last reused one, because that was to be checked."""
+        """A private page in place of the last reused one, for a check of that one."""
         self.theirs: Optional[int] = None
-        """That one. None: no check is due, or its outcome is known."""
+        """The reused page to check. None: no check is due, or its outcome is known."""
         self.sealer = 0
-        """The session that sealed it."""
+        """The session that sealed `theirs`."""
 
     def begin(self, begun: Begun, page_size: int) -> None:
         """Take over the lease of a BEGIN."""
@@ -70,7 +70,7 @@ class Hold:
         self.known += n_keys
 
     def refused(self, ticket: int, why: Error) -> bool:
-        """The daemon refused a COMMIT. Returns whether it was of this hold, which publishes no more."""
+        """Note that the daemon refused a COMMIT. True: it was this hold's, which publishes no more."""
         if ticket not in self.commits:
             return False
         self.shared = False

@@ -75,14 +75,14 @@ class Name:
         self.unknown()
 
     def files(self, digest: Optional[str]) -> None:
-        """All weights are those of files, as in __init__()."""
+        """Name all weights by the digest of their files, as in __init__()."""
         self._base = digest
         self._version = None
         self._set(f"files {digest}" if digest else "")
 
     def version(self, version: str) -> str:
-        """The trainer calls the weights so. A second update of one version is another name: it may
-        be the rest of the first. Returns why the engine is alone all the same, or ""."""
+        """Name the weights by a trainer's version. A second update of one version is another name: it
+        may be the rest of the first. Returns why the engine is alone all the same, or ""."""
         if self._base is None:
             return "what the weights were made from is unknown until they are loaded from files"
         if not self._base and not self._run:

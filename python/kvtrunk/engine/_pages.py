@@ -64,7 +64,7 @@ class Pattern:
                 slab.write(at, self._block[begin:begin + self._piece])
 
     def _places(self, page: int) -> Iterator[tuple[int, int]]:
-        """Where a page's pieces are in a slab, and where their pattern is in the block."""
+        """Offsets of a page's pieces in a slab, and of their pattern in the block."""
         for plane in range(self._planes):
             yield ((plane * self._n_pages + page) * self._piece,
                    (plane * self._n_pages + page) * _STEP % _BLOCK_BYTES)

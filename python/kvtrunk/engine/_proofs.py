@@ -96,7 +96,7 @@ def unfit(this: Made) -> Optional[str]:
 
 
 def _nearest(this: Made, found: list[Made]) -> str:
-    """In what it differs from the proof that is most like it. "": there is none."""
+    """Sentence on the most similar proof, by the names in which it differs. "": there is none."""
     proofs = [each for each in found if each.get("engine") == this["engine"]]
     if not proofs:
         return ""

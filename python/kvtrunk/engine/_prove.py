@@ -121,7 +121,7 @@ def first_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _ask_each(server: Server, prompts: Sequence[str], salt: str = "") -> list[Answer]:
-    """One after the other; salt: begins one that no other prompt has."""
+    """Answers to prompts, asked one after the other. salt: begins the cache salt of each."""
     return [server.complete(text, _TOKENS, logprobs=1,
                             **({"cache_salt": f"{salt} {i}"} if salt else {}))
             for i, text in enumerate(prompts)]

@@ -33,6 +33,6 @@ def around(owner: Any, name: str, hook: Callable[..., Any]) -> None:
 
 
 def table(rows: Iterable[Replaced]) -> list[str]:
-    """As lines of Markdown."""
+    """The table of replaced parts, as lines of Markdown."""
     return ["| replaced | why | what shows that it took |", "| --- | --- | --- |",
             *(f"| `{row.what}` | {row.why} | {row.proof} |" for row in rows)]

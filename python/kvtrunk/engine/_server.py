@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     n_prompt: int
     """Tokens of the prompt."""
     cached: int
-    """Those that the engine did not compute."""
+    """Tokens of the prompt that the engine did not compute."""
 
 
 def processes(session: int) -> dict[int, str]:
@@ -115,7 +115,7 @@ class Server(Owner):
             return bytes(answer.read())
 
     def wait(self) -> Server:
-        """Until it is ready. Failed: it ended."""
+        """Wait until it is ready. Failed: it ended, or took too long."""
         end = time.monotonic() + _START_S
         while True:
             try:

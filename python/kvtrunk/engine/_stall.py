@@ -47,14 +47,14 @@ class Stall:
         self.lost_ns = int(lost_s * 1e9) if lost_s is not None else 0
         """The deadline of other calls; 0: none."""
         self._warned: Optional[float] = None
-        """Since when there was no answer, if that was said."""
+        """Start of a wait that was logged. None: none was."""
 
     def now(self) -> float:
-        """To give look() later."""
+        """The clock's time, to give look() later."""
         return self._clock()
 
     def look(self, since: float) -> None:
-        """An operation has had no answer since then. ConnectionLost: for too long."""
+        """Log an operation without an answer since `since`, once. ConnectionLost: since too long."""
         waited = self._clock() - since
         if waited >= WARN_S and self._warned is None:
             self._warned = since

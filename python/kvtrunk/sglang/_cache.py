@@ -135,11 +135,11 @@ class Usage(PoolStats):
         return [f"pool usage: {self.pool_usage:.2f}", *refused]
 
     def get_prefill_usage_msg_parts(self) -> list[str]:
-        """With those of the log's line for a prefill."""
+        """Usage of the pool beside SGLang's, for the log's line of a prefill."""
         return [*super().get_prefill_usage_msg_parts(), *self._more()]
 
     def get_decode_usage_msg_parts(self) -> list[str]:
-        """With those of the log's line for decodes."""
+        """Usage of the pool beside SGLang's, for the log's line of decodes."""
         return [*super().get_decode_usage_msg_parts(), *self._more()]
 
 
@@ -541,7 +541,7 @@ class KvtrunkCache(BasePrefixCache):
         return int(self.allocator.reading.evictable) * self.page_size
 
     def protected_size(self) -> int:
-        """All that is neither available nor evictable nor a row's alone: what others hold, too."""
+        """Positions neither available nor evictable nor a row's alone: those of others, too."""
         others = self.allocator.reading.others - self.leases.spare - self.leases.rows
         return int(others) * self.page_size
 

@@ -81,8 +81,8 @@ class Files:
             self._format = _format(load.load_format)
 
     def digest(self) -> Optional[str]:
-        """When they are loaded: for Name. None: what was loaded is not known, or this is not rank
-        0."""
+        """Digest of the loaded files, for Name. None: the loaded weights are not known, or this is not
+        rank 0."""
         if self._format == "dummy":
             return ""
         if _pool.follows():
@@ -103,7 +103,7 @@ class Files:
 
 
 def files_of(draft: bool, options: Any) -> Files:
-    """Those of the model that an engine is started with, or of its draft. options: Resolved()."""
+    """Files of the model that an engine is started with, or of its draft. options: Resolved()."""
     if not draft:
         return Files(options.model_path, options.load_format, options)
     return Files(options.speculative_draft_model_path or options.model_path,

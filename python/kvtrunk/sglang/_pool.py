@@ -59,8 +59,8 @@ def map_slab(client: Client) -> Pool:
 
 
 def attach(pool: Any) -> None:
-    """In place of what makes the buffers of SGLang's pool: connect, and put its KV on our pool. The
-    pool of draft layers is the second."""
+    """Connect, and put the KV of SGLang's pool on ours, in place of buffers. The pool of draft layers
+    is the second."""
     global _model_pool
     if _drafts.makes_drafts():
         attach_drafts(pool, _model_pool)
@@ -345,7 +345,7 @@ def _prove_tensor(what: str, tensor: Any, there: Any, bits: Any, page_size: int)
 
 
 def make_allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_: Any) -> Any:
-    """In place of KVCacheConfigurator._build_token_to_kv_pool_allocator()."""
+    """Make the allocator, in place of KVCacheConfigurator._build_token_to_kv_pool_allocator()."""
     from sglang.srt.runtime_context import get_schedule
     attached = getattr(token_to_kv_pool, "kvtrunk", None)
     if attached is None:

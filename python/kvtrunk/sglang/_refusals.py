@@ -111,7 +111,7 @@ def check(options: Any) -> None:
 
 
 def check_config(config: Any) -> None:
-    """The same for the model, before it is loaded. config: SGLang's ModelConfig."""
+    """check() for the model, before it is loaded. config: SGLang's ModelConfig."""
     why = _why_not(config)
     if why:
         raise Refused(f"--radix-cache-backend kvtrunk does not share the KV of "
@@ -160,8 +160,8 @@ def _check_attention(name: str, layer: Any, kv_type: str) -> None:
 
 
 def check_model(model: Any, context_length: int, kv_type: str) -> None:
-    """The same for the model as built: K of a position must be a function of the keys up to it, and
-    a page must say what it holds. kv_type: as the daemon's."""
+    """check() for the model as built: K of a position must be a function of the keys up to it, and
+    a page must hold all of it. kv_type: as the daemon's."""
     from sglang.srt.layers.radix_attention import RadixAttention
     for name, module in model.named_modules():
         if isinstance(module, RadixAttention):

@@ -63,7 +63,7 @@ def _extend(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _decode(original: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
-    """One token of each request."""
+    """Slots of one token of each request."""
     return _with_rows(batch.tree_cache,
                       lambda: ((req, length, length + 1) for req, length in
                                zip(batch.reqs, batch.seq_lens_cpu.tolist())),

@@ -40,11 +40,11 @@ class Updates:
         self._renamed = renamed
         self._loaded = self._written = False
         self._open = False
-        """Between begin_weight_update() and end_weight_update()."""
+        """Whether this is between begin_weight_update() and end_weight_update()."""
         self._open_loaded = False
-        """Nothing failed in between so far."""
+        """Whether no part has failed in between so far."""
         self._versions: set[str] = set()
-        """Those given in between."""
+        """Versions given in between."""
         self.keeps = False
         """Whether a flush is a part of an update, or of a sleep: it forgets nothing."""
 

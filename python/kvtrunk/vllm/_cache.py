@@ -143,7 +143,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         """Requests whose check is in flight, by the check's number."""
         self._usage = (0.0, 0.0)
         self.sides = Sides(self, engine) if self.num_kv_cache_groups > 1 else None
-        """None: all layers keep the same positions."""
+        """Side groups. None: all layers keep the same positions."""
         engine.watch.unshare = self.unshare
 
     # ---- admission

@@ -156,7 +156,7 @@ class Engine:
         self.unshared = 0
         """A namespace for requests that share nothing."""
         self.events: Optional[Events] = None
-        """None: no KV events are published."""
+        """Publisher of KV events. None: none are published."""
         self._lora: dict[str, Any] = {}
         """Requests' adapters by their digests."""
         self.worker: Optional[WorkerPool] = None
@@ -354,7 +354,7 @@ class Worker:
         return client
 
     def follow(self, session: int) -> None:
-        """Before a step: its pages are those of this session."""
+        """Join the session of a step's pages, before the step."""
         if session != self.session:
             self.session = session
             self.client = self._join()

@@ -172,7 +172,7 @@ class Events(threading.Thread):
 
 
 def events_of(config: Any, socket: Optional[str], label: str, pairs: bool) -> Optional[Events]:
-    """None: this engine publishes no KV events."""
+    """Events of an engine. None: it publishes none."""
     asked = config.kv_events_config
     if asked is None or not asked.enable_kv_cache_events or asked.publisher == "null":
         return None

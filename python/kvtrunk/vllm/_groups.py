@@ -53,12 +53,12 @@ class Part(NamedTuple):
     """A side group's blocks in the pages."""
 
     blocks: int
-    """In a page."""
+    """Number of its blocks in a page."""
     pages: dict[int, int]
-    """How many pages have such a block of a point, by its number in a page. Those that no point
+    """Pages whose block a point needs, by the block's number in a page. Numbers that no point
     needs are left out."""
     kinds: dict[int, int]
-    """Its kind of side pages, by its number in a page."""
+    """Kind of side pages of a block, by the block's number in a page."""
 
 
 def parts(groups: Sequence[Any]) -> list[Part]:

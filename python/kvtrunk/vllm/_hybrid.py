@@ -92,7 +92,7 @@ class SidePool(BlockPool):
                 self._stock.append(page)
 
     def private(self, pages: Iterable[int]) -> Iterator[int]:
-        """Those of the pages that are loose."""
+        """The loose ones of some pages."""
         return (page for page in pages if page in self._loose)
 
     # ---- notes

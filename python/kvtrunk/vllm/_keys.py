@@ -24,14 +24,14 @@ class Keys:
         found = _images(request, page_size, behind)
         self._images = found or []
         self.name_kv: bool = found is not None and request.prompt_embeds is None
-        """False: equal keys would not mean equal KV."""
+        """Whether keys name KV. False: equal keys would not mean equal KV."""
 
     def still(self) -> bool:
-        """False: the request, a stream, has got images since."""
+        """Whether the keys still hold. False: the request, a stream, has got images since."""
         return len(self._features) == self._n_features
 
     def n_text(self) -> int:
-        """Positions in front of the first image: their keys are those of tokens alone."""
+        """Positions before the first image: their keys are those of tokens alone."""
         start, _ = self._images[0] if self._images else (len(self._tokens), None)
         return max(0, start - self._behind)
 
@@ -54,7 +54,7 @@ class Keys:
 
 def _images(request: Any, page_size: int,
             behind: int) -> Optional[list[tuple[int, array[int]]]]:
-    """Where keys stand for images, and the keys. None: the images cannot be told apart safely.
+    """Positions at which keys stand for images, and the keys. None: the images cannot be told apart.
 
     An image's identity is a hash of vLLM's identifier, which a user may choose (`uuid`), of what
     the encoder gets, of the tokens that its keys replace, and of the images before it.

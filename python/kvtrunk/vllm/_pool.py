@@ -79,7 +79,7 @@ class WorkerPool:
         self._pool = self._map(client)
         self._pool.populate()  # as torch.zeros() does for an engine's own cache
         self.memory = torch.from_dlpack(self._pool.raw)
-        """All of it, int8."""
+        """All bytes of the pool, int8."""
         self._layers: list[torch.Tensor] = []
         self._layout = ""
         self._bounds: Optional[Bounds] = None

@@ -44,7 +44,7 @@ class Refused(KVConnectorStats):
         return Refused(data=dict(collections.Counter(self.data) + collections.Counter(other.data)))
 
     def reduce(self) -> dict[str, Union[int, float]]:
-        """For the log's line."""
+        """Counts for the log's line."""
         return {f"kvtrunk refused requests ({reason})": n for reason, n in self.data.items()}
 
     def is_empty(self) -> bool:
@@ -52,7 +52,7 @@ class Refused(KVConnectorStats):
 
 
 class RefusedMetrics(KVConnectorPromMetrics):
-    """The same for Prometheus."""
+    """Refused requests as a counter for Prometheus."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str],
                  per_engine_labelvalues: dict[int, list[object]]) -> None:

@@ -112,7 +112,7 @@ class Watch:
             self._files = Weights(folder)
 
     def _begin_drafts(self, vllm_config: Any) -> None:
-        """The same for draft layers. OSError."""
+        """Read the draft layers' files, if they name the weights. OSError."""
         from vllm.model_executor.model_loader.utils import get_draft_load_config
 
         spec, load = vllm_config.speculative_config, get_draft_load_config(vllm_config)
@@ -245,7 +245,7 @@ class _Reload:
             pass  # vLLM may load from elsewhere
 
     def digest(self, before: str) -> Optional[str]:
-        """After it. A part of the weights is named with what was there before. None: unknown."""
+        """Digest of the loaded weights. A part of all is named over `before`. None: unknown."""
         try:
             digest = self._files.result() if self._files is not None else None
         except OSError:

@@ -301,12 +301,12 @@ class Sources:
     def __init__(self, folder: _calls.Folder) -> None:
         self._folder = folder
         self.texts: dict[str, str] = {}
-        """Those that were read."""
+        """Texts of the files read, by path."""
         self._trees: dict[str, ast.Module] = {}
         self.found: list[str] = []
 
     def text(self, file: str) -> str:
-        """Empty: there is none."""
+        """Text of a file. Empty: there is none."""
         if file not in self.texts:
             path = self._folder / file
             self.texts[file] = path.read_text("utf-8") if path.exists() else ""

@@ -203,13 +203,13 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.follow(connector_metadata.session)
 
     def has_connector_metadata(self) -> bool:
-        """False: then vLLM does not ask for each layer."""
+        """False, so that vLLM does not ask for each layer."""
         return False
 
     def start_load_kv(self, forward_context: Any, scheduler_output: Any = None,
                       request_state_indices: Any = None, request_ids: Any = None,
                       num_tokens: int = 0, attn_metadata: Any = None) -> None:
-        """Nothing is loaded. vLLM may call this behind the forward pass."""
+        """Load nothing. vLLM may call this after the forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is loaded."""
@@ -286,7 +286,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[Optional[int], bool]:
-        """None: not now. Others compute or load a part of the same prompt."""
+        """No external tokens. None: not now, others compute or load a part of the same prompt."""
         assert self._manager is not None
         return (None if self._manager.held_back(request) else 0), False
 
