@@ -247,7 +247,7 @@ class Answers(Owner):
                 self._submit(call)
 
     def _submit_around(self) -> None:
-        """Submit calls behind one that has to wait for another one of its sequence."""
+        """Submit the calls after one that has to wait for another one of its sequence."""
         stuck: set[Any] = set()
         full = False
         left = []
@@ -418,7 +418,7 @@ class Answers(Owner):
         """Take answers and wake waiters. Called in a loop."""
         client, locked = self._client, []  # type: ignore[var-annotated]
         try:
-            # In one step: a signal's handler may raise behind it.
+            # In one step: a signal's handler may raise after it.
             locked.extend(map(client._lock.acquire, (False,)))
             if not locked[0]:
                 # A call on another thread waits: it must not stop the loop.

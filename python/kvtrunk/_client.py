@@ -151,7 +151,7 @@ class Match(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """A store's answer to Namespace.fetch(): behind `cached` positions it loads `positions`, 0: none,
+    """A store's answer to Namespace.fetch(): after `cached` positions it loads `positions`, 0: none,
     in about `expected` seconds."""
 
     tag: int
@@ -415,7 +415,7 @@ class Namespace(Owner):
         return list(zip(twins[::2], twins[1::2]))
 
     def remove(self, tokens: Tokens, *, damaged: bool = False) -> None:
-        """Forget the last page of this prefix and all behind it. damaged: that page was written
+        """Forget the last page of this prefix and all after it. damaged: that page was written
         after it was sealed, so commits of sequences that hold it raise Stale with the reason
         "damaged". ValueError: no tokens."""
         keys, n = keys_of(tokens)
@@ -872,8 +872,8 @@ class Client(Owner):
 
     def alloc(self, n: int, *, shorter: bool = False, own_stream: bool = False) -> array[int]:
         """n private pages of this session, as array('I'). All or nothing: NoSpace. With `shorter`
-        as many of them as can be had, at least one. own_stream: what writes them is ordered behind
-        this session's fences, so pages of sequences that end behind one may be among them."""
+        as many of them as can be had, at least one. own_stream: their writes are ordered after
+        this session's fences, so pages of sequences that end at one may be among them."""
         got = self._brought({"op": lib.KVT_OP_ALLOC, "arg": count_of(n, "n", (1 << 31) - 1),
                              "flags": ((_SHORTER if shorter else 0) |
                                        (_OWN_STREAM if own_stream else 0))})

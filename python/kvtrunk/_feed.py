@@ -22,7 +22,7 @@ class FeedRecord(NamedTuple):
     """One record. Fields that its kind does not name are 0 or empty. Arrays are copies, u32.
 
     kind "namespace": a session opened the namespace of this number and digest. "stored": `pages`
-    became cached, in the order of their path behind `parent`, with page_size `keys` each; at a root
+    became cached, in the order of their path after `parent`, with page_size `keys` each; at a root
     parent is 0, and namespace and root_key name the tree. Those that `ends` have a time to live, until
     "lasting" names them: it was lifted. "side": side pages were attached, (page,
     kind, side page) each. "removed": `pages` stopped being cached; ignore those that are not known.
@@ -103,7 +103,7 @@ class Feed(Owner):
 
     def snapshot(self) -> None:
         """Read what is cached, without the daemon. The next records are that, with seq 0: parents
-        before children; behind them come the changes since. Forget what was known before."""
+        before children; after them come the changes since. Forget what was known before."""
         with self._client._lock:
             self._client._check(lib.kvt_feed_snapshot(self._open()))
 

@@ -187,7 +187,7 @@ def image_keys(digest: tuple[int, int], positions: int, in_namespace: bool = Fal
 def bigram_keys(tokens: Tokens) -> tuple[int, array[int]]:
     """The root key and the keys of pairs of tokens, for KV that depends on a token and the next one:
     that of draft layers (EAGLE, MTP). n tokens have n - 1 keys, one a pair: the key of a position is
-    the token behind it, and the root key is of the first token. So a page matches only with all
+    the next token, and the root key is of the first token. So a page matches only with all
     tokens that its KV depends on.
 
         root, keys = kvtrunk.bigram_keys(tokens)

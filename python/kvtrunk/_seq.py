@@ -116,14 +116,14 @@ class _Held(Owner):
         """Side pages of a kind where the sequence began, u32, read only: those of the last pages
         below `reusable`, oldest first, as many as client.info.side_pages says or there are. Copy a
         state into a page of Client.alloc() before you go on from it. If `matched` is above
-        `reusable`, make a point at `matched`: the next one continues behind it."""
+        `reusable`, make a point at `matched`: the next one continues there."""
         with self._client._lock:
             pages = lib.kvt_seq_sides(self._open(), _index(kind), self._count)
             return words_of(pages, self._count[0])
 
     def attach(self, index: int, kind: int, page: int) -> None:
         """Give a page of Client.alloc() to the sequence: the next commit makes it the side page of
-        page `index` of the page table, which must lie in front of `computed`. It is readable until
+        page `index` of the page table, which must lie before `computed`. It is readable until
         the end: cached, or freed at the fence of the end if the place has one already or the commit
         fails. Page 0 drops what is there, unless others need it. A commit that takes side pages
         keeps duplicates until the end, and leaves `pages` as it is. InvalidArgument."""
@@ -133,7 +133,7 @@ class _Held(Owner):
 
     def let_go(self, index: int, kind: int) -> None:
         """Read the side page of page `index` no more after the next commit's fence: from then on it
-        may be evicted before the sequence's end. Until it is, others continue behind it. Nothing
+        may be evicted before the sequence's end. Until it is, others continue from it. Nothing
         happens while another sequence crosses that page. InvalidArgument."""
         self.attach(index, kind, SIDE_LET)
 

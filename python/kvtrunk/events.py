@@ -50,7 +50,7 @@ class Stored(NamedTuple):
     digests: list[bytes]
     """Digest of each page."""
     parent: Optional[bytes]
-    """Digest of the page in front. None: they begin a prompt."""
+    """Digest of the page before them. None: they begin a prompt."""
     tokens: list[int]
     """Tokens of all pages. With pairs one more: each position has its token, and the next one."""
 
@@ -236,9 +236,9 @@ class Index:
 
     def _tell(self, space: _Space,
               rows: Iterable[tuple[int, int, int, memoryview]]) -> list[Event]:
-        """Pages, parents first: page, parent, key in front, keys."""
+        """Pages, parents first: page, parent, key before them, keys."""
         runs: list[Event] = []
-        end = 0  # page behind which the last run may continue
+        end = 0  # page after which the last run may continue
         for page, parent, last, keys in rows:
             before = self._pages[parent].digest if parent else None
             tokens = keys.tolist()
@@ -272,7 +272,7 @@ class Index:
             before.behind.add(number)
 
     def _remove(self, pages: Iterable[int]) -> list[Event]:
-        """Forget pages, and all behind them, which match nothing any more."""
+        """Forget pages, and all after them, which match nothing any more."""
         digests, gone = [], {number for number in pages if number in self._pages}
         numbers = [number for number in gone if self._pages[number].parent not in gone]
         while numbers:
@@ -327,7 +327,7 @@ class Source(Owner):
     """Events of the namespaces that are shared, from a daemon's feed.
 
     One thread may call share() and forget(), and another the rest. It follows the daemon through
-    restarts: then, and when it fell behind, Cleared comes, and behind it all that is cached.
+    restarts: then, and when it fell behind, Cleared comes, and then all that is cached.
     """
 
     def __init__(self, socket: Union[str, os.PathLike[str], None] = None,
@@ -403,7 +403,7 @@ class Source(Owner):
     def _drain(self, most: int) -> list[Event]:
         events: list[Event] = []
         while most > 0:
-            n = len(self._calls)  # their namespaces are opened in records in front
+            n = len(self._calls)  # earlier records open their namespaces
             try:
                 record = self._feed.poll()
             except Overflow:

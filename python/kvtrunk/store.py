@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of a request. Its value is its parts, one behind the other."""
+    """A page of a request. Its value is its parts, one after the other."""
 
     key: str
     parts: tuple[Part, Part]

@@ -49,7 +49,7 @@ def _refuse_delta(body: dict[str, Any]) -> None:
 
 
 def _messages(chat: list[Any], system: Any, unread: Unread) -> list[dict[str, Any]]:
-    """Messages by role, a system prompt that stood beside them in front."""
+    """Messages by role, first a system prompt that stood beside them."""
     found = [message_of(one) for one in chat]
     for one in chat:
         unread.update(f"messages[].{name}" for name in one if name not in _OF_MESSAGE)

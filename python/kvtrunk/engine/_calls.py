@@ -53,7 +53,7 @@ def signature(function: ast.FunctionDef) -> inspect.Signature:
 
 
 def _receiver(function: ast.expr) -> tuple[str, str]:
-    """The last name in front of a call's method, and the method."""
+    """The last name before a call's method, and the method."""
     if not isinstance(function, ast.Attribute):
         return "", ""
     owner = function.value

@@ -116,7 +116,7 @@ def _in_order(start: Start) -> list[str]:
 
 
 def _files(start: Start, name: str) -> list[str]:
-    """Files of an instance, each behind a comment with its path, and the commands that start it."""
+    """Files of an instance, each after a comment with its path, and the commands that start it."""
     made, instances = [], []
     for words in start.daemons:
         own = [word.partition("=")[2] for word in words if word.startswith("--instance=")]

@@ -52,7 +52,7 @@ _HOST_PACE_S = 0.002  # between those of one step: then a CPU's engine needs all
 class Begun(NamedTuple):
     """BEGIN's answer. `lease` None: held back until notice `ticket` (above 0), or no space. `sides`:
     by kind, the side pages of the last reusable pages, in path order. `matched`: positions that are
-    cached; `announced`: those behind them that others compute. A point where both end, if that is
+    cached; `announced`: those after them that others compute. A point where both end, if that is
     above `reusable`, would let the next such prompt continue there. `known`: positions whose keys the
     daemon took; a commit brings the others."""
 

@@ -86,7 +86,7 @@ class Texts(NamedTuple):
 
 
 def parting(tokens: Sequence[int], n_pages: int, page_size: int) -> list[list[int]]:
-    """A path of so many pages, and prompts that part from it behind each page but its last one, with
+    """A path of so many pages, and prompts that part from it after each page but its last one, with
     a page of their own: of these tokens, at random. One that has a page and not the next tells the
     two from each other, which no prompt does that has both."""
     chance = random.Random(n_pages)

@@ -174,7 +174,7 @@ class KvtrunkCache(BasePrefixCache):
         self.root_node = Lease()
         self._name = name
         self._behind = int(_drafts.in_pages())
-        """Tokens behind a position that its KV depends on."""
+        """KV of a position depends on so many tokens after its own: 1 with draft layers."""
         self.adapters = adapters
         self.updates = _updates.Updates(name, tensors, self._renamed)
         self._look_again = 0.0
@@ -424,7 +424,7 @@ class KvtrunkCache(BasePrefixCache):
             keys, space = _NO_KEYS, space or self._space(None)
             if space is None:
                 return None
-        # Without room for its first step it would be retracted behind its prompt, and taken again.
+        # Without room for its first step it would be retracted after its prompt, and taken again.
         ahead = self.allocator.decoded(length) if _wish(req) > 1 else 0
         most = self._most(req, length)
         if most < self.page_size:  # it computes all, and publishes it

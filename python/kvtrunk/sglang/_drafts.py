@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculative decoding. NGRAM has no KV of its own. EAGLE, MTP and a model that drafts (STANDALONE)
-have layers, whose KV lies in the pages behind the model's.
+have layers, whose KV lies in the pages after the model's.
 
 At position i such a layer takes token i + 1, and EAGLE's the model's hidden state of i. So keys are
 bigram_keys(), and a page is published when the last token that its KV depends on was accepted.

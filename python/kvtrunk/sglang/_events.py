@@ -38,7 +38,7 @@ def _number(digest: bytes) -> int:
 
 def name_page(told: Told, parent: Optional[bytes], tokens: Sequence[int],
               chain: Chain = sha256_chain) -> bytes:
-    """The published hash of a page, and behind it the digest that the next page's is made from."""
+    """The published hash of a page, followed by the digest that the next page's is made from."""
     digest = chain(Space(cache_salt=told.cache_salt), parent and parent[8:], tokens)
     hashed: int = namespaced_block_hash(_number(digest), namespace_seed=told.seed)
     return hashed.to_bytes(8, "big", signed=True) + digest

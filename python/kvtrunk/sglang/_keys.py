@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's token ids as keys. A text token is its id. An image is four 62-bit numbers of its
 content's hash, repeated, which become the keys of kvt_keys_image(): never cut to 32 bits. With draft
-layers in the pages the key of a position is that of the token behind it (_drafts.py)."""
+layers in the pages the key of a position is that of the next token (_drafts.py)."""
 from __future__ import annotations
 
 from typing import Any, Iterator, Optional

@@ -37,7 +37,7 @@ class Attached:
         self.witness: Pool = map_slab(client)
         """Another mapping of the pool, to see what the tensors write. On a device it is the same."""
         self.n_drafts = 0
-        """Layers behind the model's, for drafts."""
+        """Layers after the model's, for drafts."""
         self.drafts: Any = None
         """SGLang's pool of those."""
 
@@ -71,7 +71,7 @@ def attach(pool: Any) -> None:
 
 
 def attach_drafts(pool: Any, model: Any) -> None:
-    """Put KV of draft layers behind that of the model's pool. Refused: it is another kind."""
+    """Put KV of draft layers after that of the model's pool. Refused: it is another kind."""
     attached: Attached = model.kvtrunk
     ours, theirs = geometry_of(model, attached.n_drafts), geometry_of(pool, model.layer_num)
     if ours != theirs or (pool.size, pool.page_size) != (model.size, model.page_size):
@@ -279,7 +279,7 @@ def bounds(runner: Any, pool: Any) -> _check.Bounds:
 
 
 def compare(pool: Any, mine: int, theirs: int, limits: _check.Bounds) -> _check.Finding:
-    """Compare two pages, behind what the current stream has been given. All ranks call it, and get
+    """Compare two pages, after the work of the current stream. All ranks call it, and get
     the largest error of all."""
     def rows(tensor: Any) -> Any:
         return [tensor[page * pool.page_size:(page + 1) * pool.page_size] for page in (mine, theirs)]
@@ -421,7 +421,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
         return int(end)
 
     def decoded(self, length: int) -> int:
-        """Positions that the first decode step writes, behind a sequence of this length: drafts, too.
+        """Positions that the first decode step writes, after a sequence of this length: drafts, too.
         """
         if _drafts.algorithm() is None:
             return 1
@@ -440,7 +440,7 @@ class KvtrunkAllocator(BaseTokenToKVPoolAllocator):
                                  (req.last_node for req in batch.reqs) if extends else ())
 
     def wait_for_launched(self) -> None:
-        """Order what is queued next on the current stream behind all forward passes."""
+        """Order work that is queued next on the current stream after all forward passes."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 

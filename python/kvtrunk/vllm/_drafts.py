@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft layers whose KV lies in the pages, behind that of the model's own layers: EAGLE and MTP.
+"""Draft layers whose KV lies in the pages, after that of the model's own layers: EAGLE and MTP.
 
 At position i such a layer takes the model's hidden state of i and token i + 1. vLLM drops the last
 block that it finds, because the next block's tokens tell that one. Here keys are bigram_keys(), none

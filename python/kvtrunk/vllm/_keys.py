@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM request's tokens as keys. A token of text is its id. An image (or what else an encoder
 makes embeddings of) is a range of placeholder tokens, whose keys are those of kvt_keys_image().
-With draft layers in the pages the key of a position is that of the token behind it (_drafts.py)."""
+With draft layers in the pages the key of a position is that of the next token (_drafts.py)."""
 from __future__ import annotations
 
 from array import array

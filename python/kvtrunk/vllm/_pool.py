@@ -121,7 +121,7 @@ class WorkerPool:
               others: Sequence[dict[str, torch.Tensor]] = (),
               states: Collection[str] = ()) -> None:
         """Refused: K or V of a layer is not where the daemon and other engines expect it. own: how
-        many layers are the model's; those behind are draft layers. None: there are none. others:
+        many layers are the model's; those after them are draft layers. None: there are none. others:
         of each further group of layers, whose pages are others, in the same memory, and may be of
         fewer positions with more KV each. states: layers that keep a state, of any shape, and no KV."""
         if not tensors:
@@ -186,7 +186,7 @@ class WorkerPool:
             tf32=torch.get_float32_matmul_precision() != "highest")
 
     def compare(self, mine: int, theirs: int) -> Finding:
-        """Compare two pages, behind what the current stream has been given. Draft layers do not
+        """Compare two pages, after the work of the current stream. Draft layers do not
         count: they change no text, and their KV may not be written yet."""
         assert self._bounds is not None
         return compare((zip(_planes(layer[mine], self._layout), _planes(layer[theirs], self._layout))

@@ -33,7 +33,7 @@ def _unequal_k_and_v(config: Any) -> bool:
 
 
 def _drops_chunks(config: Any) -> bool:
-    """Whether vLLM frees blocks behind the chunks of some layers."""
+    """Whether vLLM frees blocks of earlier chunks."""
     return bool(getattr(config.model_config.hf_text_config, "attention_chunk_size", None) and
                 not config.scheduler_config.disable_hybrid_kv_cache_manager)
 

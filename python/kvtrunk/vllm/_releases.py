@@ -29,7 +29,7 @@ CHANGES: dict[str, Change] = {
         {"v1/core/kv_cache_manager.py": {"KVCacheManager": {
             "get_computed_blocks": ("request", "max_cache_hit_length")}},
          _BASE: {"KVConnectorBase_V1": {"supports_sleep_mode": ("kv_transfer_config",)}}},
-        # With drafts a block's hash may cover tokens behind it, but not beside a connector.
+        # With drafts a block's hash may cover tokens after it, but not beside a connector.
         (("config/vllm.py", r"if self\.kv_transfer_config is not None:\s+return 0"),
          ("config/vllm.py", r"connector_cls\.supports_sleep_mode\(")),
         # Sleep mode is refused, so these are never called.

@@ -231,13 +231,13 @@ CALLS = (
     (_SCHEDULER, r"connector\.get_num_new_matched_tokens\("),
     ("v1/worker/kv_connector_model_runner_mixin.py",
      r"bind_connector_metadata\([\s\S]*yield output"),
-    # A check: compared behind the forward pass, its tokens dropped, its request preempted.
+    # A check: compared after the forward pass, its tokens dropped, its request preempted.
     ("v1/worker/kv_connector_model_runner_mixin.py", _OUTPUT),
     ("v1/worker/gpu/kv_connector.py", _OUTPUT),
     (_SCHEDULER, r"connector\.update_connector_output\("),
     (_SCHEDULER, r"kv_load_failure_policy == \"recompute\""),
     (_SCHEDULER, r"connector_prefix_cache_stats=connector_prefix_cache_stats"),
-    # KV events: the publisher is made behind the connector.
+    # KV events: the publisher is made after the connector.
     (_SCHEDULER, r"KVConnectorFactory\.create_connector\([\s\S]*= EventPublisherFactory\.create\("),
     (_MANAGER, r"self\.kv_cache_event_metadata = "),
     (_SCHEDULER, r"drop_stale_output=self\.requires_kv_delivery"),
@@ -275,7 +275,7 @@ CALLS = (
     ("distributed/kv_transfer/kv_connector/utils.py", r"get_required_kvcache_layout\("),
     ("v1/engine/core.py", r"kv_connector\.set_xfer_handshake_metadata_pp_aware\("),
     (_WORKER, r"connector\.get_handshake_metadata\("),
-    # The workers load their weights when the executor is made, behind the plug-ins.
+    # The workers load their weights when the executor is made, after the plug-ins.
     (_CORE, r"load_general_plugins\(\)[\s\S]*self\.model_executor = executor_class\(vllm_config\)"),
     (_EXECUTOR, r"def __init__[\s\S]*self\._init_executor\(\)"),
     ("model_executor/model_loader/reload/inplace.py",
