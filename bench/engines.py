@@ -20,8 +20,8 @@ and each load, whose requests go to an engine by chance and stream their answers
     own        the same, with nothing in common
 
 A row has requests and answered tokens a second; p50 and p99 of the first token, of the time between
-tokens, and of the whole request; prompt tokens, and those of them that were computed; memory: of a
-device all that is used, else the proportional set size of all processes, after the load. Texts are
+tokens, and of the whole request; prompt tokens, and those of them that were computed; memory after
+the load: all that is used of a device, else the proportional set size of all processes. Texts are
 not compared: `prove` does that.
 """
 import argparse
@@ -136,8 +136,8 @@ def percentiles(values):
 def memory(device, sessions):
     """MiB."""
     if device != "cpu":
-        said = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                              check=True, capture_output=True, text=True).stdout
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        said = subprocess.run(query, check=True, capture_output=True, text=True).stdout
         return int(said.split()[0])
     total = 0
     for session in sessions:
@@ -161,7 +161,7 @@ def row(name, load, answers, seconds, mib):
 
 
 def printed(options):
-    """What flags prints: the daemon's words, and of each engine variables and command."""
+    """The daemon's words as flags prints them, and of each engine variables and command."""
     words = ["flags", options.model, "--engines", str(options.engines), "--device", options.device,
              "--pool-bytes", options.pool_bytes, *(["--mps"] if options.mps else [])]
     said = subprocess.run([sys.executable, "-m", f"kvtrunk.{options.engine}", *words], check=False,

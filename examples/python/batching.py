@@ -28,18 +28,28 @@ PATIENCE_S = 0.1
 """How long a step waits for an admission."""
 IDLE_S = 0.001
 """Between steps that find nothing to compute."""
+HANDSHAKE_S = 2.0
+"""How long one try to reach a new daemon may take."""
+OF_OTHERS = "all_locked", "share"
+"""Why there is no room, if it depends on others: it passes."""
 LOST = kvtrunk.ConnectionLost, kvtrunk.Stale
 """Errors that end a session with all that it had."""
 
 
 class Request:
-    """Tokens to continue."""
+    """Tokens to continue. ValueError: the model cannot."""
 
     def __init__(self, prompt, n, salt=None):
         self.tokens = list(prompt)
         """The prompt, and the answer so far."""
+        if not self.tokens or not all(token in range(VOCABULARY) for token in self.tokens):
+            raise ValueError(f"a prompt is one token or more, from 0 to {VOCABULARY - 1}")
+        if n not in range(1 << 31):
+            raise ValueError(f"{n} tokens cannot be generated")
         self.end = len(self.tokens) + n
         self.salt = salt
+        self.error = ""
+        """Why it is not answered."""
         self.cached = None
         """Positions that were cached when it first began."""
         self.asked = False
@@ -57,7 +67,7 @@ class Request:
 
     @property
     def done(self):
-        return len(self.tokens) == self.end
+        return bool(self.error) or len(self.tokens) == self.end
 
     def keys(self):
         """Keys of computed positions that the daemon lacks."""
@@ -74,8 +84,9 @@ class Engine:
         self.waiting, self.running = collections.deque(), []
         self._connect()
 
-    def _connect(self):
-        client = kvtrunk.connect(self._socket, geometry=toy.GEOMETRY, label="batching")
+    def _connect(self, **limits):
+        client = kvtrunk.connect(self._socket, geometry=toy.GEOMETRY, label="batching", **limits)
+        client.set_timeout(None)
         self.ring = Ring(client)
         self.spaces = Spaces(self.ring, self._open, patience_s=PATIENCE_S)
         self.model = toy.Model(client, VOCABULARY)
@@ -92,20 +103,23 @@ class Engine:
 
     def add(self, request):
         """Queue a request. ValueError: the pool is too small for it."""
-        if request.end > self.positions:
-            raise ValueError(f"{request.end} positions do not fit a pool of {self.positions}: ask "
-                             "for fewer tokens, or start the daemon with more n_pages")
+        if self._too_large(request):
+            raise ValueError(self._too_large(request))
         self.waiting.append(request)
 
+    def _too_large(self, request):
+        """Why a request never fits the pool, or ""."""
+        if request.end <= self.positions:
+            return ""
+        return (f"{request.end} positions do not fit a pool of {self.positions}: ask for fewer "
+                "tokens, or start the daemon with more n_pages")
+
     def cancel(self, request):
-        """Forget a request. Pages that it published stay cached."""
-        if request in self.waiting:
-            self.waiting.remove(request)
-        elif request in self.running:
-            self.running.remove(request)
+        """Forget a request. Pages that it published stay cached. ValueError: it is done, or of
+        another engine."""
+        (self.waiting if request in self.waiting else self.running).remove(request)
         try:
-            if request.ticket:
-                self.ring.give_up(request.ticket)
+            self._give_up(request)
             self._end(request)
         except LOST:
             self._lose()
@@ -114,14 +128,25 @@ class Engine:
         """Find nothing that was cached so far."""
         for request in self.running:
             request.hold.shared = False
-        if self.name.forget():
-            self.spaces.clear()
+        try:
+            for request in self.waiting:
+                self._give_up(request)
+            if self.name.forget():
+                self.spaces.clear()
+        except LOST:
+            self._lose()
+
+    def _give_up(self, request):
+        """It waits for nothing, and a store is asked again."""
+        ticket, request.ticket, request.asked = request.ticket, 0, False
+        if ticket:
+            self.ring.give_up(ticket)
 
     def step(self):
         """Compute something for each request that runs. Returns those that are done."""
         try:
             if self.lost:
-                self._connect()
+                self._connect(connect_wait=0, timeout=HANDSHAKE_S)
             self.ring.announce(bool(self.running or self.waiting))
             self._reap()
             self._admit()
@@ -131,8 +156,8 @@ class Engine:
             for request in done:
                 self._end(request)
             self.running = [request for request in self.running if not request.done]
-        except kvtrunk.DaemonUnreachable:
-            done = []  # not yet
+        except (kvtrunk.DaemonUnreachable, kvtrunk.Timeout):
+            done = []  # there is no new one yet
         except LOST:
             self._lose()
             done = []
@@ -162,14 +187,16 @@ class Engine:
         for request in list(self.waiting):
             if len(self.running) == MAX_RUNNING:
                 break
-            if self._begin(request):
+            request.error = self._too_large(request)  # a new daemon may have fewer pages
+            if request.error or self._begin(request):
                 self.waiting.remove(request)
                 self.running.append(request)
             elif not request.ticket:
                 break  # no room; behind it others would starve it
 
     def _begin(self, request):
-        """False: not now. With a ticket others compute or load what it needs, else there is no room."""
+        """False: not now. With a ticket others compute or load what it needs, else there is no room.
+        """
         try:
             if not request.asked and not request.ticket:
                 request.asked = True
@@ -181,14 +208,17 @@ class Engine:
                     return False
                 begun = self.ring.begun(request.ticket)
                 request.ticket, request.wait_ms = 0, wait_ms
+            ahead = min(self.page_size, request.end - len(request.tokens))
             begun = begun or self.ring.begin(
-                self._space(request), array("I", request.tokens), self.page_size,
+                self._space(request), array("I", request.tokens), ahead,
                 force_miss=False, wait_ms=request.wait_ms, patience_s=PATIENCE_S)
         except Stalled:
             return False
         request.ticket = begun.ticket
         if begun.lease is None:
-            return False
+            if not begun.ticket and not self.running and self.ring.limit not in OF_OTHERS:
+                request.error = f"the daemon has no room for it: {self.ring.limit}"
+            return bool(request.error)
         request.hold.begin(begun, self.page_size)
         request.computed = begun.reusable
         if request.cached is None:
@@ -198,7 +228,7 @@ class Engine:
     def _space(self, request):
         """The number of its namespace. Stalled: the daemon does not answer."""
         value = self.name.value(self.ring.client, lambda ask: self.ring.within(PATIENCE_S, ask))
-        return self.spaces.find((value, request.salt))._id
+        return self.spaces.find((value, request.salt)).id
 
     def _advance(self, request):
         """Compute a chunk, or the next token."""
@@ -263,11 +293,14 @@ def main():
     parser.add_argument("prompt", nargs="+")
     parser.add_argument("--tokens", type=int, default=8)
     options = parser.parse_args()
-    requests = [Request(prompt.encode(), options.tokens) for prompt in options.prompt]
-    Engine().run(requests)
+    try:
+        requests = [Request(prompt.encode(), options.tokens) for prompt in options.prompt]
+        Engine().run(requests)
+    except (ValueError, kvtrunk.Error) as error:
+        raise SystemExit(f"batching: {error}") from None
     for prompt, request in zip(options.prompt, requests):
-        print(f"{prompt[:24]!r}: {request.tokens[-options.tokens:]}, {request.cached} positions "
-              "were cached")
+        print(f"{prompt[:24]!r}: {request.error or request.tokens[-options.tokens:]}, "
+              f"{request.cached} positions were cached")
 
 
 if __name__ == "__main__":

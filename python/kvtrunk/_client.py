@@ -239,6 +239,11 @@ class Namespace(Owner):
         self.label = label
         """Its label in listings, for people."""
 
+    @property
+    def id(self) -> int:
+        """Its number in this session, as Client.submit() and kvtrunk.engine.Ring take it."""
+        return self._id
+
     def root(self, root_key: int) -> Namespace:
         """The tree of a root key, from 0, this one, to 2^64 - 1. Prompts under one root key never
         match those under another. Its first key makes the tree, and it ends with its last. It costs
