@@ -11,27 +11,36 @@ function text(line) {
 	return (line ~ /^[.']/ ? "\\&" : "") line
 }
 
-# Lines of a comment. Indented ones are literal; "@name text" is of an argument.
-function describe(    i, literal) {
+# Lines of a comment. "@name text" is of an argument, with the indented lines that follow; other
+# lines with four blanks are literal.
+function describe(    i, line, kind, was, named, gap) {
 	if (!n_lines)
 		return
 	print ".Bd -ragged -offset indent -compact"
 	for (i = 1; i <= n_lines; i++) {
-		if (literal != (lines[i] ~ /^    /) && lines[i] !~ /^ *$/) {
-			literal = !literal
-			print ".Ed\n.Bd " (literal ? "-literal" : "-ragged") " -offset indent -compact"
+		line = lines[i]
+		if (line ~ /^ *$/) {
+			gap = 1
+			continue
 		}
-		if (!literal && lines[i] ~ /^Errors/ && i > 1)
+		named = match(line, /^@[a-z_]+ +/)
+		if (named || (was == "argument" && !gap && line ~ /^ /))
+			kind = "argument"
+		else
+			kind = line ~ /^    / ? "literal" : "ragged"
+		if ((kind == "literal") != (was == "literal"))
+			print ".Ed\n.Bd -" (was == "literal" ? "ragged" : "literal") " -offset indent"
+		else if (was != "" && (gap || named || kind != was || line ~ /^Errors/))
 			print ".Pp"
-		if (lines[i] ~ /^ *$/) {
-			if (i < n_lines && !literal && lines[i + 1] !~ /^(    |@|Errors)/)
-				print ".Pp"
-		} else if (!literal && match(lines[i], /^@[a-z_]+ +/)) {
-			printf ".Pp\n.Fa %s :\n", substr(lines[i], 2, RLENGTH - 1)
-			print text(substr(lines[i], RLENGTH + 1))
-		} else {
-			print literal ? lines[i] : text(lines[i])
+		if (named) {
+			printf ".Fa %s :\n", substr(line, 2, RLENGTH - 1)
+			line = substr(line, RLENGTH + 1)
 		}
+		if (kind == "argument")
+			sub(/^ +/, "", line)
+		print kind == "literal" ? line : text(line)
+		was = kind
+		gap = 0
 	}
 	print ".Ed"
 	n_lines = 0

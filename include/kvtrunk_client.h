@@ -201,7 +201,7 @@ int kvt_client_arm(struct kvt_client *client);
 /** A namespace isolates trees that must never match each other. Opening one twice gives the same
  * number. `digest` from kvt_namespace_digest() (kvtrunk_keys.h). `label` for people, may be NULL.
  * Errors: -ENOSPC all max_namespaces are open or locked, -EDQUOT this session has seven eighths of
- * them open, -EACCES policy, -ECONNRESET. */
+ * them open, -ENOENT the client observes and it is not there, -ECONNRESET. */
 int kvt_namespace_open(struct kvt_client *client, const uint64_t digest[2],
 		       const char *label, uint32_t *ret_namespace);
 
@@ -217,7 +217,7 @@ int kvt_namespace_generation(struct kvt_client *client, uint32_t namespace_id,
 
 /** Raise the generation by one, unless it is above `seen` already, and give it. With the one that
  * kvt_namespace_generation() gave as `seen`, two clients that forget at the same time share again.
- * Errors: -EINVAL the namespace is not open, -EOVERFLOW, -ECONNRESET. */
+ * Errors: -EINVAL the namespace is not open, -EOVERFLOW it is UINT32_MAX, -ECONNRESET. */
 int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32_t seen,
 			uint32_t *ret_generation);
 

@@ -30,11 +30,11 @@ struct kvt_group_token {
  * has fence words of its own (kvt_fence_raise(), kvt_fence_word(), kvt_fence_record()) and no ring:
  * operations and sequences are rank 0's, whose page tables name pages in every slab.
  *
- * A fence (slot, value) of rank 0's operations is reached when the word `slot` of *every* process
- * of the group is at least `value`. For work of some ranks only, the other ranks raise theirs at
- * once. If rank 0 alone knows when the work of all has ended, the others raise theirs to UINT64_MAX
- * once. A member's words begin with rank 0's values. Missing ranks are not waited for: begin work
- * when all have joined.
+ * A fence (slot, value) of rank 0's operations is reached when the word `slot` of every process of
+ * the group is at least `value`. For work of some ranks only, the other ranks raise theirs at once.
+ * If rank 0 alone knows when the work of all has ended, the others raise theirs to UINT64_MAX once.
+ * A member's words begin with rank 0's values. Missing ranks are not waited for: begin work when
+ * all have joined.
  *
  * The group ends when any of its processes closes, exits or is killed. Then the others get
  * -ECONNRESET (kvt_group_check()), leases end, and private pages stay in quarantine until every
@@ -64,7 +64,8 @@ int kvt_group_check(struct kvt_client *client);
  * Rank 0 connects with KVT_MIRROR in options->flags and opens the group first. Members receive the
  * same messages in the same order, each from the first one on, however late they join.
  *
- * @data   copied. @bytes: 0 to KVT_MIRROR_MESSAGE_MAX.
+ * @data   copied.
+ * @bytes  0 to KVT_MIRROR_MESSAGE_MAX.
  * Waits while the slowest member has some 32 KiB unread; members that have not joined count. Spins
  * up to options->spin_budget_ns, then sleeps. Errors, after which nothing was sent: -EMSGSIZE bytes
  * is too large, -ETIMEDOUT (options->timeout_ns), -ENOTSUP no KVT_MIRROR, -ENOTCONN no group, or

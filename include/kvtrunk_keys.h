@@ -111,9 +111,10 @@ struct kvt_namespace_fields {
 };
 
 /** The first 16 bytes, as two big-endian numbers, of SHA-256 over "kvtrunk namespace 1" and, for
- * each field in the order above: its number (1 to 4, one byte), its kind (one byte), the length
- * of its value (8 bytes, big endian), its value (numbers: 8 bytes, big endian). A field's length
- * stands before it, so "a" + "bc" is not "ab" + "c". Errors: -EINVAL unknown kind. */
+ * each field of struct kvt_namespace_fields in its order (adapter, salt, extra, image): its number
+ * (1 to 4, one byte), its kind (one byte), the length of its value (8 bytes, big endian), its value
+ * (numbers: 8 bytes, big endian). A field's length stands before it, so "a" + "bc" is not "ab" +
+ * "c". Errors: -EINVAL unknown kind. */
 int kvt_namespace_digest(const struct kvt_namespace_fields *fields,
 			 uint64_t ret_digest[2]);
 

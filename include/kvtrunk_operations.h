@@ -187,8 +187,13 @@ int kvt_insert(struct kvt_client *client, uint32_t namespace_id, const uint32_t 
  * an array of 0 keys. */
 int kvt_remove(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	       uint32_t n_keys);
+/** Evict `n` cached pages that no lease locks, or all of them if there are fewer. The last one may
+ * take its side pages with it. -EPERM: the client is not privileged. */
 int kvt_evict(struct kvt_client *client, uint32_t n, uint32_t *ret_evicted);
+/** Forget all that is cached, in every namespace. Leases keep their pages until they end, and their
+ * COMMITs publish nothing more (-ESTALE). -EPERM: the client is not privileged. */
 int kvt_reset(struct kvt_client *client);
+/** Ask the daemon for its counters. kvt_counters_read() needs no round trip. */
 int kvt_stats(struct kvt_client *client, struct kvt_counters *ret_counters);
 
 /** Read the counters in shared memory, without the daemon and a round trip: for a scheduler that
