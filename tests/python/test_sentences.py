@@ -12,6 +12,7 @@ import pytest
 
 import kvtrunk
 from kvtrunk._options import size
+from kvtrunk.engine._releases import RELEASES
 
 
 @pytest.fixture(name="model", scope="module")
@@ -46,6 +47,9 @@ WRONG = [
     ("vllm flags {0} --block-size 0", "no number from 1"),
     ("vllm flags {0} --speculative-config {{", "--speculative-config"),
     ("vllm prove {0} --prompts 0", "no number from 1"),
+    ("vllm prove {0} --engines 2", "unrecognized arguments: --engines 2"),
+    ("vllm prove {0} --device cuda --device-bytes 2G --engine-bytes 1G", "change --engine-bytes, "),
+    ("vllm flags {0} --device cuda --device-bytes 2G --engine-bytes 1G", "change --engines, "),
     ("vllm flags {0} --pool-bytes 5X", "write it as 16G"),
     ("vllm flags {0} --mps --device cpu", "--mps is for engines on a CUDA device"),
     ("sglang flags {0} --tp-size 0", "no number from 1"),
@@ -116,16 +120,32 @@ def test_numbers_of_pages(client, pages):
         client.free("1")
 
 
-@pytest.mark.parametrize(("engine", "name"), [("vllm", "vLLM"), ("sglang", "SGLang")])
-def test_a_proof_without_its_engine(engine, name, model):
+ENGINES = pytest.mark.parametrize(("engine", "name"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+
+
+def skip_if_installed(engine):
     try:
         __import__(engine)
     except ImportError:
-        pass
-    else:
-        pytest.skip(f"{name} is installed here")
+        return
+    pytest.skip(f"{engine} is installed here")
+
+
+@ENGINES
+def test_a_proof_without_its_engine(engine, name, model):
+    skip_if_installed(engine)
     assert f"{name} is not installed in this Python ({sys.executable})" in said(
         f"kvtrunk.{engine}", "prove", model, "--device", "cpu")
+
+
+@ENGINES
+def test_a_doctor_without_its_engine_names_the_release_to_install(engine, name, tmp_path):
+    skip_if_installed(engine)
+    done = subprocess.run([sys.executable, "-m", f"kvtrunk.{engine}", "doctor", "--socket",
+                           tmp_path / "none"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"WRONG {name} is not installed in this Python ({sys.executable})\n" in done.stdout
+    assert f"{sys.executable} -m pip install {engine}=={RELEASES[engine].run}\n" in done.stdout
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), float("inf"), 1e30, "1", [1]])

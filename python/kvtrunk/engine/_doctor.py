@@ -7,6 +7,7 @@ import errno
 import json
 import pathlib
 import subprocess
+import sys
 from typing import Any, Callable, Iterable, Optional
 
 from .. import Client, Error, Geometry, Info, __version__, connect
@@ -41,6 +42,11 @@ class Report:
         """Something that is not, and what to do."""
         self.wrong += 1
         print(f"WRONG {text}\n      {cure}")
+
+    def missing(self, package: str, engine: str, release: str) -> None:
+        """An engine that is not installed. release: the one that was run with kvtrunk."""
+        self.bad(f"{engine} is not installed in this Python ({sys.executable})",
+                 f"install it beside kvtrunk: {sys.executable} -m pip install {package}=={release}")
 
 
 def _n(n: int, noun: str) -> str:

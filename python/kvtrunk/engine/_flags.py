@@ -164,16 +164,26 @@ def add_model(parser: argparse.ArgumentParser, device: str) -> None:
     """The model, and where engines of it run. device: the default."""
     parser.add_argument("model",
                         help="a folder, or a name on the Hugging Face hub that is downloaded")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
+    add_device(parser, device)
+
+
+def add_device(parser: argparse.ArgumentParser, device: str) -> None:
+    """Where engines compute. device: the default."""
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=device,
+                        help=f"on which the engines compute ({device})")
+
+
+def add_engines(flags: argparse.ArgumentParser) -> None:
+    """Add the options of commands that are printed for several engines."""
+    flags.add_argument("--engines", type=count, metavar="N",
+                       help="print the commands of N engines and of a router, in order; they divide "
+                       "this machine's CPUs, or a device (2 do without)")
+    flags.add_argument("--mps", action="store_true",
+                       help="with --device cuda: the engines run under NVIDIA's MPS")
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that divide() reads."""
-    parser.add_argument("--engines", type=count, metavar="N",
-                        help="print the commands of N engines and of a router, in order; they divide "
-                        "this machine's CPUs, or a device (2 do without)")
-    parser.add_argument("--mps", action="store_true",
-                        help="with --device cuda: the engines run under NVIDIA's MPS")
+    """Add the sizes that divide() reads."""
     parser.add_argument("--engine-bytes", type=size, metavar="BYTES",
                         help="of one engine on a device beside its KV (its weights and "
                         f"{BESIDE_BYTES >> 30}G)")
@@ -182,8 +192,8 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def n_engines(arguments: argparse.Namespace) -> int:
-    """How many engines divide a machine."""
-    return int(arguments.engines or 2)
+    """How many engines divide a machine. A proof has no option for it."""
+    return int(getattr(arguments, "engines", None) or 2)
 
 
 class Device(NamedTuple):
@@ -251,10 +261,11 @@ def divide(arguments: argparse.Namespace, folder: pathlib.Path, n_ranks: int,
     left = total - SPARE_BYTES - n_engines(arguments) * engine
     needs = f"{n_engines(arguments)} engines of {_gib(engine)}"
     if left < max(pool or 0, 1 << 30):
+        change = "--engines, --engine-bytes" if "engines" in arguments else "--engine-bytes"
         raise ValueError(
             f"a device of {_gib(total)} has no room for {needs} and a pool of {_gib(pool or 1 << 30)}"
-            f" (and {_gib(SPARE_BYTES)} to spare): change --engines, --engine-bytes, the size of the "
-            "pool, or the number of ranks")
+            f" (and {_gib(SPARE_BYTES)} to spare): change {change}, the size of the pool, or the "
+            "number of ranks")
     given = pool or left >> 30 << 30
     why = (f"a device of {_gib(total)}: {needs} (--engines, --engine-bytes; weights have "
            f"{_gib(weights)}), a pool of {_gib(given)}")

@@ -33,7 +33,7 @@ def main(name: str, description: str, device: str, *,
     flags.set_defaults(run=lambda given: _commands.show(lambda: start(given), given))
     proof.set_defaults(run=lambda given: _prove.prove(plan, given))
     doctor = kinds.add_parser("doctor", help="say what is wrong here")
-    doctor.add_argument("--device", choices=["cpu", "cuda"], default=device)
+    _flags.add_device(doctor, device)
     doctor.add_argument("--socket", help="the daemon's; default: as kvtrunk.connect()")
     doctor.set_defaults(run=lambda given: _doctor.run(name, installed, fits, given.socket,
                                                       given.device))

@@ -152,7 +152,7 @@ def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]
 def _installed(report: _doctor.Report) -> None:
     spec = importlib.util.find_spec("sglang")
     if spec is None or spec.origin is None:  # a folder of that name is none
-        report.bad("sglang is not installed in this environment", "pip install sglang")
+        report.missing("sglang", "SGLang", compat.OURS.run)
         return
     version = importlib.metadata.version("sglang")
     missing = list(compat.problems(pathlib.Path(spec.origin).parent.parent))
@@ -182,7 +182,8 @@ def _fits(report: _doctor.Report, info: Info, geometry: Geometry) -> None:
 
 def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> None:
     for each in (flags, proof):
-        each.add_argument("--page-size", type=_flags.count, default=16)
+        each.add_argument("--page-size", type=_flags.count, default=16, metavar="N",
+                          help="positions a page (16)")
         each.add_argument("--tp-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
         each.add_argument("--kv-type", choices=["bf16", "fp16", "fp32", "fp8_e4m3"],
@@ -197,6 +198,7 @@ def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> 
                        help="replicas in one server; on devices with a daemon for each (1)")
     flags.add_argument("--radix-eviction-policy", choices=["lru", "slru", "lfu", "priority"],
                        help="how the daemon evicts, for all engines (lru)")
+    _flags.add_engines(flags)
     _flags.add_device_options(flags)
 
 

@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import sys
 from typing import Any, Optional
 
 from .. import Geometry, Info
@@ -238,8 +237,7 @@ def _installed(report: _doctor.Report) -> None:
     try:
         missing = compat.problems(compat.installed())
     except ModuleNotFoundError:
-        report.bad("vLLM is not installed in this Python",
-                   f"install it beside kvtrunk: {sys.executable} -m pip install vllm")
+        report.missing("vllm", "vLLM", OURS.run)
         return
     if missing:
         report.bad(f"vLLM {compat.full_version()}: {'; '.join(missing)}",
@@ -270,10 +268,12 @@ def _options(flags: argparse.ArgumentParser, proof: argparse.ArgumentParser) -> 
         each.add_argument("--block-size", type=_flags.count, metavar="N",
                           help=f"positions a page ({_BLOCK}; vLLM's choice if layers keep states)")
         each.add_argument("--kv-cache-dtype", default="auto",
-                          choices=["auto", "bf16", "fp16", "fp8_e4m3"])
+                          choices=["auto", "bf16", "fp16", "fp8_e4m3"],
+                          help="as vLLM's (auto: the model's type)")
         each.add_argument("--tensor-parallel-size", type=_flags.count, default=1, metavar="N",
                           help="ranks, each with a slab of the pool (1)")
         _flags.add_device_options(each)
+    _flags.add_engines(flags)
     flags.add_argument("--data-parallel-size", type=_flags.count, default=1, metavar="N",
                        help="replicas in one server; on devices with a daemon for each (1)")
     flags.add_argument("--speculative-config", type=json.loads, metavar="JSON",
