@@ -282,7 +282,7 @@ def main():
     options.words = given[at + 1:]
     options.logs.mkdir(parents=True, exist_ok=True)
     vocabulary = json.loads((pathlib.Path(options.model) / "config.json").read_text())["vocab_size"]
-    print("| | load | requests / s | tokens / s | first token, ms | between tokens, ms | "
+    print("| configuration | load | requests / s | tokens / s | first token, ms | between tokens, ms | "
           "whole, ms | prompt tokens | computed | MiB |\n" + "| --- " * 10 + "|", flush=True)
     for name in options.configurations:
         measure(options, name, vocabulary)
