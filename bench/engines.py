@@ -212,7 +212,7 @@ def mps(folder):
     variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
                  "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for path in variables.values():
-        os.makedirs(path)
+        os.makedirs(path)  # one that was there is another server's
     os.environ.update(variables)
     subprocess.run([MPS, "-d"], check=True)
     try:
@@ -261,8 +261,9 @@ def names(known):
     return parsed
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+def parse(description):
+    """Options of the command line, and the model's number of tokens."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=sorted(CONNECTOR))
     parser.add_argument("model")
@@ -281,9 +282,15 @@ def main():
     options = parser.parse_args(given[:at])
     options.words = given[at + 1:]
     options.logs.mkdir(parents=True, exist_ok=True)
-    vocabulary = json.loads((pathlib.Path(options.model) / "config.json").read_text())["vocab_size"]
-    print("| configuration | load | requests / s | tokens / s | first token, ms | between tokens, ms | "
-          "whole, ms | prompt tokens | computed | MiB |\n" + "| --- " * 10 + "|", flush=True)
+    config = json.loads((pathlib.Path(options.model) / "config.json").read_text())
+    return options, config["vocab_size"]
+
+
+def main():
+    options, vocabulary = parse(__doc__)
+    print("| configuration | load | requests / s | tokens / s | first token, ms | "
+          "between tokens, ms | whole, ms | prompt tokens | computed | MiB |\n" +
+          "| --- " * 10 + "|", flush=True)
     for name in options.configurations:
         measure(options, name, vocabulary)
 
