@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one engine's death costs another one on the same pool.
+"""The price of one engine's death for another one on the same pool.
 
     bench/deaths.py vllm|sglang MODEL [OPTION...] [-- WORD...]
 
