@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`prove` with engines that are no engines: what it finds, and what it leaves."""
+import contextlib
 import itertools
 import json
 import os
@@ -150,10 +151,32 @@ def test_a_signal_leaves_nothing(scratch, number, step):
     assert not left(scratch)
 
 
+@contextlib.contextmanager
+def session(code, *words):
+    """A process of a session of its own, after the code has run."""
+    command = [sys.executable, "-c", f"{code}\nprint(flush=True)\ninput()", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          start_new_session=True) as process:
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(b"\n")
+
+
 def test_a_process_may_have_any_words():
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", b"\xff"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
-        assert "\ufffd" in _server.processes(process.pid)[process.pid]
+    with session("", b"\xff") as pid:
+        assert "\ufffd" in _server.processes(pid)[pid]
+
+
+WITHOUT_WORDS = """
+import ctypes
+begin, end = open("/proc/self/stat").read().rpartition(")")[2].split()[45:47]
+ctypes.memset(int(begin), 0, int(end) - int(begin))
+"""
+
+
+def test_a_process_inside_execve_lives():
+    with session(WITHOUT_WORDS) as pid:
+        assert _server.processes(pid) == {pid: ""}
 
 
 @pytest.mark.parametrize("above", [(), (7,)])

@@ -53,16 +53,17 @@ class Answer(NamedTuple):
 
 
 def processes(session: int) -> dict[int, str]:
-    """The living processes of a session: the words of their command lines by number."""
+    """The living processes of a session: the words of their command lines by number. One inside
+    execve() has none."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            number = int((path / "stat").read_bytes().rsplit(b")", 1)[1].split()[3])
+            state, _, _, number = (path / "stat").read_bytes().rsplit(b")", 1)[1].split()[:4]
             words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except (OSError, IndexError):
+        except (OSError, IndexError, ValueError):
             continue
-        if number == session and words.strip():
-            found[int(path.name)] = words
+        if int(number) == session and state not in b"ZX":
+            found[int(path.name)] = words.strip()
     return found
 
 
@@ -162,7 +163,7 @@ class Server(Owner):
     def stop(self, known: dict[int, str]) -> None:
         """SIGSTOP to these of its processes, until they are killed."""
         for pid, words in known.items():
-            if _TRACKER not in words:
+            if words and _TRACKER not in words:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
 
@@ -174,7 +175,7 @@ class Server(Owner):
             found, known = self.pids() if known is None else known, None
             late = time.monotonic() > end
             for pid, words in found.items():
-                if late or _TRACKER not in words:
+                if late or words and _TRACKER not in words:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             self.process.poll()
