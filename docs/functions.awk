@@ -66,6 +66,10 @@ function declare(declaration, note,    name, type, n, i, arguments) {
 
 # The comment, and the declarations that it stands in front of.
 function flush(    i) {
+	if (n_lines && notes[1] != "" && n_declarations) {
+		lines[++n_lines] = ""
+		lines[++n_lines] = notes[1]
+	}
 	for (i = 1; i <= n_declarations; i++) {
 		if (i > 1 && notes[i] != "")
 			describe()

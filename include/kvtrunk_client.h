@@ -274,7 +274,7 @@ const char *kvt_reason_name(int reason); /* "all_locked" */
 const char *kvt_reason_text(int reason); /* a sentence with the cure */
 const char *kvt_errno_name(int error);   /* "ENOSPC", for either sign */
 const char *kvt_op_name(int op);         /* "begin" */
-const char *kvt_version(void);
+const char *kvt_version(void);           /* "0.1.0": of the library that runs */
 
 #pragma GCC visibility pop
 
