@@ -89,7 +89,7 @@ def test_other_requests_run_until_the_answer_has_come(folder, monkeypatch):
     tokens = prompt(1, N)
     with beside_a_store(monkeypatch) as (daemon, store), engines(folder, 1) as (engine,):
         keep(daemon, store, engine, tokens)
-        store.signal(signal.SIGSTOP)
+        store.freeze()
         engine.theirs.add_request(engine.request("held", tokens, 1))
         engine.theirs.add_request(engine.request("short", prompt(2, 100), 1))
         step = engine.theirs.schedule()
@@ -104,7 +104,7 @@ def test_a_request_that_ends_before_the_answer_leaves_nothing(folder, monkeypatc
     tokens = prompt(1, N)
     with beside_a_store(monkeypatch) as (daemon, store), engines(folder, 1) as (engine,):
         keep(daemon, store, engine, tokens)
-        store.signal(signal.SIGSTOP)
+        store.freeze()
         request = engine.request("aborted", tokens)
         engine.theirs.add_request(request)
         engine.theirs.finish_requests("aborted", request.status.FINISHED_ABORTED)
@@ -116,35 +116,34 @@ def test_a_request_that_ends_before_the_answer_leaves_nothing(folder, monkeypatc
 
 
 def test_a_stopped_store_costs_three_short_waits(folder, monkeypatch):
+    """Then none is asked for a second. On a busy machine that may pass before the next request, which
+    begins to count again."""
+    known, others = prompt(1, N), (prompt(seed, N) for seed in itertools.count(2))
     with beside_a_store(monkeypatch, wait_ms=20) as (daemon, store), engines(folder, 1) as (engine,):
         ring = engine.theirs.kv_cache_manager.engine.ring
-        texts = (prompt(seed, N) for seed in itertools.count())
-        until(lambda: reused(engine, next(texts)) or store.counts()["fetches"])
-        store.signal(signal.SIGSTOP)
-        asked, begun = [], time.monotonic()
-        fetch = ring.fetch
+        keep(daemon, store, engine, known)
+        until(lambda: store.settled(0) and not evict(daemon) and reused(engine, known))
+        store.freeze()
+        asked, fetch = [], ring.fetch
         monkeypatch.setattr(ring, "fetch", lambda *more: asked.append(fetch(*more)) or asked[-1])
-        for _ in range(4):
-            assert reused(engine, next(texts)) == 0
-        # Again after a second, which may have passed on a busy machine.
-        assert len(asked) == 4 and (not all(asked) or time.monotonic() - begun > 1)
+        while all(asked):
+            assert reused(engine, next(others)) == 0
+        assert len(asked) > 1 and len(asked) % 3 == 1
 
 
 def interrupted(store, engine, tokens, number):
     """Ask for a prompt, and signal the store when the request has begun to wait for the load. Returns
-    whether it waited in vain, and how many seconds later it was admitted."""
+    whether it waited in vain, and how many seconds later it was served."""
     before, begun = engine.reused, time.monotonic()
-    engine.theirs.add_request(engine.request(f"interrupted {number} {tokens[:3]}", tokens, 1))
+    request = engine.request(f"interrupted {number} {tokens[:3]}", tokens, 1)
+    engine.theirs.add_request(request)
     [state] = engine.theirs.kv_cache_manager.states.values()
-    while state.wait_ms == WAIT_MS and state.lease is None:
+    while state.wait_ms == WAIT_MS and not request.is_finished():
         engine.finish(engine.theirs.schedule())
     loads = state.wait_ms != WAIT_MS  # the answer came in time
     store.signal(number)
-    while engine.reused == before and state.lease is None:
-        engine.finish(engine.theirs.schedule())
-    waited = time.monotonic() - begun
     engine.run([])
-    return loads and engine.reused - before < WHOLE, waited
+    return loads and engine.reused - before < WHOLE, time.monotonic() - begun
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
