@@ -8,7 +8,7 @@ from array import array
 import pytest
 import stores
 
-from kvtrunk import InvalidArgument, NoSpace, Stale, testing
+from kvtrunk import InvalidArgument, NoSpace, QuotaExceeded, Stale, testing
 from kvtrunk._limited_log import LimitedLog
 from kvtrunk.engine._ring import Ring, Spaces
 
@@ -404,6 +404,44 @@ def test_a_namespace_that_is_used_again_is_not_closed(daemon, ring):
     assert opened(daemon) == before + 1
     ring.end(begin(ring, 32, seed=1).lease, None)
     assert reap_until(ring, lambda: in_use(ring) == 0) == []
+
+
+@pytest.fixture
+def few():
+    """A ring whose session may open seven namespaces."""
+    with testing.daemon(page_size=PAGE, n_pages=256, max_namespaces=8) as daemon, \
+            daemon.connect(any_geometry=True) as client:
+        yield Ring(client)
+
+
+def test_many_names_share_few_places(few):
+    spaces = spaces_of(few, 256)
+    few.space = kept = spaces.find("kept")._id
+    lease, hot = begin(few, 32).lease, spaces.find("hot")._id
+    for i in range(40):
+        few.space = spaces.find(f"salt {i}")._id
+        few.end(begin(few, 32, seed=1).lease, None, 32)
+        assert few.reap() == []
+        assert spaces.find("hot")._id == hot and few.space not in (hot, kept)
+    few.space = kept
+    few.end(lease, None, 32)
+    few.end(begin(few, 32, full=True).lease, None)
+    assert reap_until(few, lambda: in_use(few) == 0) == []
+
+
+def test_names_are_refused_while_leases_have_all_places(few):
+    spaces, leases = spaces_of(few, 256), []
+    with pytest.raises(QuotaExceeded, match="max_namespaces"):
+        while len(leases) < 8:
+            few.space = spaces.find(f"salt {len(leases)}")._id
+            leases.append(begin(few, 16).lease)
+    assert len(leases) == 7
+    few.end(leases[2], None)
+    found = spaces.find("new")._id
+    assert found == spaces.find("new")._id
+    for lease in leases[:2] + leases[3:]:
+        few.end(lease, None)
+    assert reap_until(few, lambda: in_use(few) == 0) == []
 
 
 def test_begin_continues_behind_the_side_pages_that_commit_took():

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
-from .. import Client, ConnectionLost, Error, Namespace, Timeout
+from .. import Client, ConnectionLost, Error, Namespace, NoSpace, QuotaExceeded, Timeout
 from .._errors import from_result
 from .._limited_log import LimitedLog
 from .._native import ffi, lib
@@ -600,18 +600,19 @@ class Ring(Owner):
         the next call, as are all while the daemon does not answer within patience_s; 0: it waits."""
         retired = {*self._retired, *namespaces}
         self._retired = []
-        if self.client.closed:
-            return
-        for number in retired:
-            try:
-                if patience_s and self._pending:
-                    raise Stalled("the daemon has not answered what it was asked before")
-                close = functools.partial(self._close, number)
-                busy = self.within(patience_s, close) if patience_s else close()
-            except (Stalled, Timeout):
-                busy = True
-            if busy:
-                self._retired.append(number)
+        if not self.client.closed:
+            self._retired = [each for each in retired if not self.leave(each, patience_s)]
+
+    def leave(self, namespace: int, patience_s: float = 0.0) -> bool:
+        """Close a namespace. False: it has leases, or the daemon does not answer within patience_s; 0:
+        it waits."""
+        try:
+            if patience_s and self._pending:
+                return False
+            close = functools.partial(self._close, namespace)
+            return not (self.within(patience_s, close) if patience_s else close())
+        except (Stalled, Timeout):
+            return False
 
     def _close(self, namespace: int) -> bool:
         """Close a namespace that is open. True: it has leases, and stays. Timeout."""
@@ -656,8 +657,8 @@ class Ring(Owner):
 
 
 class Spaces:
-    """Namespaces by name, which find() opens. The `most` last used ones stay open. The daemon keeps
-    the cached pages of closed ones until it needs their places."""
+    """Namespaces by name, which find() opens. The `most` last used ones stay open, or as many as the
+    daemon has places for. It keeps the cached pages of closed ones until it needs their places."""
 
     def __init__(self, ring: Ring, opened: Callable[[Any], Namespace], most: int = 256,
                  patience_s: float = 0.0) -> None:
@@ -670,14 +671,18 @@ class Spaces:
         self._spaces: dict[Any, Namespace] = {}
 
     def find(self, name: Any) -> Namespace:
-        """The namespace of a name. Its number may be another one's after the next find(). Error,
-        Stalled."""
+        """The namespace of a name. Its number may be another one's after the next find(). NoSpace,
+        QuotaExceeded: all that are open have leases, or others need the places. Error, Stalled."""
         space = self._spaces.pop(name, None)
         if space is None:
             if len(self._spaces) >= self._most:
                 oldest = next(iter(self._spaces))
                 self._ring.retire([self._spaces.pop(oldest)._id], self._patience_s)
-            space = self._open(name)
+            try:
+                space = self._open(name)
+            except (NoSpace, QuotaExceeded):
+                self._make_room()
+                space = self._open(name)
             self._ring.keep(space._id)
         self._spaces[name] = space
         return space
@@ -692,6 +697,14 @@ class Spaces:
             return self._opened(name)
         except Timeout as error:
             raise ConnectionLost(str(error), errno=error.errno) from None
+
+    def _make_room(self) -> None:
+        """Close the least recently used namespace that has no lease."""
+        self._ring.retire([], self._patience_s)
+        for name, space in self._spaces.items():
+            if self._ring.leave(space._id, self._patience_s):
+                del self._spaces[name]
+                return
 
     def clear(self) -> None:
         """Close all namespaces: their names are not used again."""

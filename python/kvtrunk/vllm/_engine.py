@@ -21,8 +21,8 @@ from typing import Any, Callable, Optional
 from vllm import envs
 from vllm.logger import init_logger
 
-from .. import (Client, ConnectionLost, DaemonUnreachable, Error, Info, Namespace, NoSpace, Stale,
-                Timeout, connect)
+from .. import (Client, ConnectionLost, DaemonUnreachable, Error, Info, Namespace, NoSpace,
+                QuotaExceeded, Stale, Timeout, connect)
 from .._limited_log import LimitedLog
 from .._seq import Fence
 from ..engine import (LOST_S, Checks, Name, Ring, Spaces, Stall, check_every, connected_again,
@@ -244,7 +244,7 @@ class Engine:
         try:
             value = self.name.value(self.ring.client, self._within)
             return self._spaces.find((value, adapter, request.cache_salt))._id
-        except NoSpace as error:
+        except (NoSpace, QuotaExceeded) as error:
             logger.warning_once("kvtrunk: a request shares nothing: %s", str(error))
             return None
 

@@ -185,6 +185,27 @@ def test_what_the_pool_has_counts_as_no_external_cache(engine):
     assert not any(each.connector_prefix_cache_stats for each in stats)
 
 
+def test_more_salts_than_places_share_one_after_another(folder, monkeypatch):
+    """Beside each other, those without a place share nothing."""
+    warned = []
+    with testing.daemon(**geometry(max_namespaces=8)) as daemon:
+        monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
+        engine = Scheduler(folder, True, pages=256)
+        monkeypatch.setattr(_engine.logger, "warning_once", lambda _, text: warned.append(text))
+        for salt in range(20):
+            engine.run([(f"first {salt}", prompt(1, 2 * PAGE), 1, f"{salt}")])
+        assert engine.reused == 0
+        engine.run([("again", prompt(1, 2 * PAGE + 1), 1, "19")])
+        assert engine.reused == 2 * PAGE and not warned
+        engine.run([(f"beside {salt}", prompt(2, 2 * PAGE), 4, f"{salt}") for salt in range(12)])
+        assert engine.reused == 2 * PAGE and warned
+        assert all("max_namespaces" in text for text in warned)
+        engine.run([("later", prompt(2, 2 * PAGE + 1), 1, "0")])
+        assert engine.reused == 4 * PAGE
+        until(all_pages_are_back, daemon)
+        engine.theirs.shutdown()
+
+
 def test_a_request_that_finds_no_room_is_counted_once_by_its_reason(folder, monkeypatch):
     """However often vLLM looks at it; in vLLM's statistics, its log and its metrics."""
     with testing.daemon(**geometry(n_pages=12, max_private_pages=12)) as daemon:
