@@ -160,7 +160,9 @@ static void choose_config(struct sim *sim)
 	c->slru_threshold = sim_between(sim, 1, 4);
 	c->disabled = sim_chance(sim, 30);
 	c->coalesce_threshold = sim_chance(sim, 600) ? 0 : sim_below(sim, 4 * c->page_size);
-	c->patience_ns = sim_chance(sim, 500) ? 1000000ull * sim_between(sim, 1, 3000) : 0;
+	/* The short ones are less than what a lease takes to seal more: it stalls by its gaps. */
+	c->patience_ns = sim_chance(sim, 500) ? 1000000ull * sim_between(sim, 1, 3000) :
+			 sim_chance(sim, 500) ? 1000ull * sim_between(sim, 1, 3000) : 0;
 	c->hash_seed = sim_chance(sim, 100) ? 0 : next_random(sim);
 	if (sim->tiny) {
 		c->page_size = tiny_sizes[sim_below(sim, 4)];
