@@ -214,16 +214,23 @@ class Engine:
                 force_miss=False, wait_ms=request.wait_ms, patience_s=PATIENCE_S)
         except Stalled:
             return False
+        except (kvtrunk.NoSpace, kvtrunk.QuotaExceeded) as error:  # no place for its namespace
+            return self._refuse(request, str(error))
         request.ticket = begun.ticket
         if begun.lease is None:
-            if not begun.ticket and not self.running and self.ring.limit not in OF_OTHERS:
-                request.error = f"the daemon has no room for it: {self.ring.limit}"
-            return bool(request.error)
+            wait = begun.ticket or self.ring.limit in OF_OTHERS
+            return not wait and self._refuse(request, self.ring.limit)
         request.hold.begin(begun, self.page_size)
         request.computed = begun.reusable
         if request.cached is None:
             request.cached = begun.reusable
         return True
+
+    def _refuse(self, request, why):
+        """Refuse a request, unless one of its own that ends may make room. Returns whether it did."""
+        if not self.running:
+            request.error = f"the daemon has no room for it: {why}"
+        return bool(request.error)
 
     def _space(self, request):
         """The number of its namespace. Stalled: the daemon does not answer."""

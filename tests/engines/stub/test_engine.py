@@ -52,6 +52,18 @@ def test_a_session_s_own_limit_is_no_reason_to_wait():
         assert request.error.startswith("the daemon has no room for it: ")
 
 
+def test_there_may_be_more_salts_than_namespaces():
+    with made(max_namespaces=8) as daemon:
+        engine = batching.Engine(daemon.socket)
+        requests = [batching.Request(prompt(1, 40), 4, f"salt {i}") for i in range(24)]
+        for request in requests:
+            engine.add(request)
+        answers = finish(engine, *requests)
+        assert all(answer == answers[0] for answer in answers)
+        assert not any(request.error for request in requests)
+        until(all_pages_are_back, daemon)
+
+
 def test_a_new_daemon_may_have_fewer_pages():
     with made() as daemon:
         engine = batching.Engine(daemon.socket)
