@@ -715,9 +715,10 @@ def test_fixtures(kvtrunk_daemon, kvtrunk_client):
 
 def test_a_namespace_that_was_not_closed_in_time_is_opened_again():
     with testing.daemon(page_size=16, n_pages=64) as daemon:
-        with daemon.connect(timeout=0.2, any_geometry=True) as client:
+        with daemon.connect(any_geometry=True) as client:
             ns = client.namespace(salt="late")
             ns.insert(range(32), client.alloc(2))
+            client.set_timeout(0.2)
             stores.freeze(daemon.pid)
             try:
                 with pytest.raises(kvtrunk.Timeout):

@@ -8,6 +8,7 @@ slot that it reads. kvtrunk.sglang._leases holds the leases, in the order in whi
 calls it: batch N + 1 is launched before the results of batch N are looked at.
 """
 import collections
+import contextlib
 import random
 import time
 from array import array
@@ -16,7 +17,7 @@ import lagging
 import pytest
 from lagging import prefixes
 
-from kvtrunk import testing
+from kvtrunk import Timeout, testing
 from kvtrunk.engine._ring import Ring
 from kvtrunk.sglang._leases import Leases
 
@@ -208,7 +209,8 @@ def work(monkeypatch, seed):
             ask(chance, pair)
         finally:
             for one in pair:
-                one.client.close()
+                with contextlib.suppress(Timeout):  # a found fault leaves fences that are not reached
+                    one.client.close()
         assert sum(one.reused for one in pair) > 20 * PAGE
         assert sum(one.retracted for one in pair)
         with daemon.connect(any_geometry=True) as observer:
