@@ -24,7 +24,6 @@ import time
 
 import engines
 import kvtrunk
-from kvtrunk.engine import _server
 from kvtrunk.testing import program
 
 LONG = 4000
@@ -86,15 +85,6 @@ def kill_in_prefill(load, server, observer, prompt):
     return killed, time.monotonic() - killed
 
 
-def start(options, folder, stack, said, command, variables, socket):
-    server = _server.Server([*command, engines.REPORT[options.engine], *options.words],
-                            {**variables, "KVTRUNK_SOCKET": socket},
-                            options.logs / f"death-{len(said)}.log")
-    said.append(server)
-    stack.callback(server.kill)
-    return server.wait()
-
-
 def measure(options, vocabulary):
     words, commands = engines.printed(options)
     with contextlib.ExitStack() as stack:
@@ -107,9 +97,9 @@ def measure(options, vocabulary):
         store = subprocess.Popen([program("kvtstored"), f"--socket={socket}", "--ram-bytes=64M"])
         stack.callback(store.wait)
         stack.callback(store.terminate)
-        started = []
-        one, other = (start(options, folder, stack, started, command, variables, socket)
-                      for variables, command in commands[:2])
+        on_pool = {"KVTRUNK_SOCKET": socket}
+        one, other = (engines.start(options, stack, f"death-{i}", command, {**variables, **on_pool})
+                      for i, (variables, command) in enumerate(commands[:2]))
         load = engines.Load(options, [one, other], vocabulary)
         load.warm()
         observer = stack.enter_context(kvtrunk.connect(socket, observe=True))
@@ -133,7 +123,8 @@ def measure(options, vocabulary):
             other.kill()
             under.close()
             under.enter_context(engines.mps(folder / "again"))
-            new = start(options, folder, stack, started, commands[0][1], commands[0][0], socket)
+            variables, command = commands[0]
+            new = engines.start(options, stack, "death-new", command, {**variables, **on_pool})
             again = engines.Answer(new.port, prompt, 1)
             print(f"after the MPS server ended: {again.cached} of {again.prompt} tokens")
 

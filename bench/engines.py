@@ -223,6 +223,17 @@ def mps(folder):
             del os.environ[name]
 
 
+def start(options, stack, name, command, variables):
+    """An engine that is ready, until the stack ends. name: of its log."""
+    server = _server.Server([*command, REPORT[options.engine], *options.words], variables,
+                            options.logs / f"{name}.log")
+    stack.callback(server.kill)
+    try:
+        return server.wait()
+    except _server.Failed as error:
+        raise SystemExit(f"{name}: {error}: {server.log}") from None
+
+
 def measure(options, name, vocabulary):
     """Start a configuration, and run all loads on it."""
     said, engines = printed(options)
@@ -238,13 +249,7 @@ def measure(options, name, vocabulary):
         for i, (variables, command) in enumerate(engines[:1] if name == "one" else engines):
             if name != "shared":
                 command = private(options.engine, command, 1 if name == "one" else options.engines)
-            server = _server.Server([*command, REPORT[options.engine], *options.words],
-                                    {**variables, **more}, options.logs / f"{name}-{i + 1}.log")
-            stack.callback(server.kill)
-            try:
-                servers.append(server.wait())
-            except _server.Failed as error:
-                raise SystemExit(f"{name}: {error}: {server.log}") from None
+            servers.append(start(options, stack, f"{name}-{i + 1}", command, {**variables, **more}))
         sessions += [server.process.pid for server in servers]
         load = Load(options, servers, vocabulary)
         load.warm()

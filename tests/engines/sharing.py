@@ -5,7 +5,7 @@ import itertools
 import json
 
 from conftest import NEW_EPOCH, PAGE
-from engine import counters, expect_nothing_held, prompt
+from engine import all_pages_are_back, counters, expect_nothing_held, prompt, until
 
 SEEDS = itertools.count(1)
 
@@ -61,6 +61,18 @@ def test_one_prompt_twice_in_one_engine_is_computed_once(engines):
     assert sorted(answer["cached"] for answer in answers) == [0, whole(text)]
 
 
+def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
+    private, a, b = engines
+    first = prompt(next(SEEDS), 100)
+    said = a.generate(first, max_tokens=64)[0]["tokens"]
+    until(all_pages_are_back, daemon)
+    turn = first + said + prompt(next(SEEDS), 40)
+    expected = private.generate(turn)[0]["tokens"]
+    # The last generated token's KV is computed only when something follows it.
+    assert b.generate(turn)[0] == {"tokens": expected,
+                                   "cached": (len(first) + 63) // PAGE * PAGE}
+
+
 def test_a_salt_isolates(engines):
     private, a, b = engines
     text = prompt(next(SEEDS))
@@ -96,3 +108,15 @@ def test_a_new_epoch_closes_the_namespaces_before_it(daemon, engines):
         new_epoch(a)
         a.generate(prompt(next(SEEDS)))
     assert opened() <= before + 1  # the last but one is closed later if a lease was just ending
+
+
+def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
+    private, a, b = engines
+    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
+    expected = [answer["tokens"] for answer in private.generate(*texts)]
+    for engine in (a, b):
+        engine.ask(do="generate", prompts=texts)
+    daemon.kill()
+    for engine in (a, b):
+        assert [answer["tokens"] for answer in engine.answer()] == expected
+    expect_nothing_held(daemon)

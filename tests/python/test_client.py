@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import pickle
-import signal
 import threading
 import time
 import warnings
@@ -719,12 +718,8 @@ def test_a_namespace_that_was_not_closed_in_time_is_opened_again():
             ns = client.namespace(salt="late")
             ns.insert(range(32), client.alloc(2))
             client.set_timeout(0.2)
-            stores.freeze(daemon.pid)
-            try:
-                with pytest.raises(kvtrunk.Timeout):
-                    ns.close()
-            finally:
-                os.kill(daemon.pid, signal.SIGCONT)
+            with stores.stopped(daemon.pid), pytest.raises(kvtrunk.Timeout):
+                ns.close()
             while True:  # it may be late once more
                 with contextlib.suppress(kvtrunk.Timeout):
                     assert client.namespace(salt="late").match(range(32)).positions == 32

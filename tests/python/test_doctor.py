@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of the doctor commands of all engines on a daemon and its clients."""
-import contextlib
 import json
 import os
-import signal
 import subprocess
 
 import pytest
 from conftest import GEOMETRY
+from stores import stopped
 
 import kvtrunk
 from kvtrunk import testing
@@ -35,16 +34,6 @@ def examine(capsys):
 def daemon():
     with testing.daemon(n_pages=64, **GEOMETRY) as made:
         yield made
-
-
-@contextlib.contextmanager
-def stopped(pid):
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        os.waitpid(pid, os.WUNTRACED)
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_daemon_and_a_client_that_are_well(daemon, child, examine):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that does not answer: kvtrunk.engine._stall, and a scheduler's session beside it."""
-import contextlib
 import json
 import os
 import select
@@ -26,13 +25,8 @@ class Clock:
         return self.now
 
 
-@contextlib.contextmanager
 def stopped(client):
-    stores.freeze(client.info.daemon_pid)
-    try:
-        yield
-    finally:
-        os.kill(client.info.daemon_pid, signal.SIGCONT)
+    return stores.stopped(client.info.daemon_pid)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two whole SGLang engines on one pool: what one computed, the other reads in place."""
-import os
 import re
-import signal
 
 import faults
 import pytest
@@ -12,7 +10,9 @@ from engine import all_pages_are_back, counters, expect_nothing_held, prompt, st
 from lone import run_out
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
-                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
+                     test_one_prompt_twice_in_one_engine_is_computed_once,
+                     test_the_next_turn_reuses_what_another_engine_generated, whole)
+from stores import stopped
 
 from kvtrunk import testing
 
@@ -21,18 +21,6 @@ from kvtrunk import testing
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool. The last has metrics."""
     return started(start(), start(daemon), start(daemon, enable_metrics=True))
-
-
-def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
-    private, a, b = engines
-    first = prompt(next(SEEDS), 100)
-    said = a.generate(first, max_tokens=40)[0]["tokens"]
-    until(all_pages_are_back, daemon)
-    turn = first + said + prompt(next(SEEDS), 40)
-    expected = private.generate(turn)[0]["tokens"]
-    answer = b.generate(turn)[0]
-    # The last generated token's KV is computed only when something follows it.
-    assert answer["tokens"] == expected and answer["cached"] == (len(first) + 39) // PAGE * PAGE
 
 
 @pytest.mark.parametrize("since", [0, 100, 199])
@@ -191,29 +179,16 @@ def test_a_request_that_runs_is_answered_while_the_daemon_is_stopped(daemon, eng
         b.ask(do="generate", prompts=texts[:1], max_tokens=40)
         while not observer.counters().private_pages:
             pass
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             assert b.answer()[0]["tokens"] == expected[0]
             b.ask(do="generate", prompts=texts[1:], max_tokens=40)
             until(lambda: "has not answered for" in b.said())
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert b.answer()[0]["tokens"] == expected[1]
     expect_nothing_held(daemon)
 
 
-def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
-    private, a, b = engines
-    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
-    expected = [answer["tokens"] for answer in private.generate(*texts)]
-    for engine in (a, b):
-        engine.ask(do="generate", prompts=texts)
-    daemon.kill()
-    for engine in (a, b):
-        assert [answer["tokens"] for answer in engine.answer()] == expected
-    expect_nothing_held(daemon)
-
-
+test_a_daemon_that_is_killed_under_load_is_a_pause = \
+    sharing.test_a_daemon_that_is_killed_under_load_is_a_pause
 test_no_engine_writes_a_sealed_page_and_what_else_does_is_found = \
     faults.test_no_engine_writes_a_sealed_page_and_what_else_does_is_found
 

@@ -4,15 +4,14 @@ model alone, on pages of its own.
 
     serve.py FOLDER OPTIONS
 """
-import contextlib
 import os
 import pathlib
-import signal
 import sys
 import types
 
 import numpy as np
 from serving import serve
+from stores import stopped
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "examples/python"))
 import batching  # noqa: E402
@@ -65,16 +64,6 @@ def cancelled(engine, prompts, max_tokens, steps):
     while not all(request.done for request in requests[1::2]):
         engine.step()
     return answers(requests[1::2], max_tokens)
-
-
-@contextlib.contextmanager
-def stopped(pid):
-    """Stop a daemon meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def cancelled_late(engine, prompt, pid):

@@ -2,13 +2,13 @@
 """Requests that examples/python/batching.py must refuse, outlive or forget, in one process."""
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
 import pytest
-from conftest import OPTIONS, PAGE
+from conftest import OPTIONS
 from engine import all_pages_are_back, prompt, until
+from stores import stopped
 
 from kvtrunk import testing
 
@@ -106,9 +106,8 @@ def test_what_waits_when_an_engine_forgets_finds_nothing():
         engine.add(first)
         finish(engine, first)
         engine.add(late)
-        os.kill(daemon.pid, signal.SIGSTOP)
-        engine.step()
-        os.kill(daemon.pid, signal.SIGCONT)
+        with stopped(daemon.pid):
+            engine.step()
         assert late.ticket
         engine.forget()
         finish(engine, late)

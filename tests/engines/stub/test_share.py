@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two small engines on one pool: all that holds for vLLM and SGLang holds for them."""
-import os
-import signal
-
 import numpy as np
 import pytest
 import sharing
 from conftest import OPTIONS, PAGE, PAGES
-from engine import all_pages_are_back, counters, expect_nothing_held, prompt, started, until
+from engine import counters, expect_nothing_held, prompt, started, until
 from faults import stored_by
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
-                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
+                     test_one_prompt_twice_in_one_engine_is_computed_once,
+                     test_the_next_turn_reuses_what_another_engine_generated, whole)
+from stores import stopped
 
 from kvtrunk import testing
+
 
 @pytest.fixture(scope="module")
 def engines(daemon, start):
@@ -35,16 +35,6 @@ def test_a_wrong_page_gives_another_text(daemon, engines):
     answer = b.generate(text)[0]
     assert answer["cached"] == whole(text)
     assert answer["tokens"] != private.generate(text)[0]["tokens"]
-
-
-def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
-    private, a, b = engines
-    first = prompt(next(SEEDS), 100)
-    said = a.generate(first, max_tokens=40)[0]["tokens"]
-    until(all_pages_are_back, daemon)
-    turn = first + said + prompt(next(SEEDS), 40)
-    expected = private.generate(turn)[0]["tokens"]
-    assert b.generate(turn)[0] == {"tokens": expected, "cached": (len(first) + 39) // PAGE * PAGE}
 
 
 def test_a_pool_too_small_for_both_gives_the_private_texts(daemon, engines):
@@ -94,30 +84,15 @@ def test_a_request_waits_while_the_daemon_is_stopped(daemon, engines):
     private, a, _ = engines
     text = prompt(next(SEEDS), 100)
     expected = private.generate(text)[0]["tokens"]
-    with daemon.connect(observe=True) as observer:
-        pid = observer.info.daemon_pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(daemon.child):
         a.ask(do="generate", prompts=[text])
         until(lambda: "has not answered for" in a.said())
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert a.answer()[0]["tokens"] == expected
     expect_nothing_held(daemon)
 
 
-def test_a_daemon_that_is_killed_under_load_is_a_pause(daemon, engines):
-    private, a, b = engines
-    texts = [prompt(next(SEEDS), 300 + 40 * i) for i in range(4)]
-    expected = [answer["tokens"] for answer in private.generate(*texts)]
-    for engine in (a, b):
-        engine.ask(do="generate", prompts=texts)
-    daemon.kill()
-    for engine in (a, b):
-        assert [answer["tokens"] for answer in engine.answer()] == expected
-    expect_nothing_held(daemon)
-
-
+test_a_daemon_that_is_killed_under_load_is_a_pause = \
+    sharing.test_a_daemon_that_is_killed_under_load_is_a_pause
 test_a_new_epoch_forgets_for_one_engine_only = sharing.test_a_new_epoch_forgets_for_one_engine_only
 test_a_new_epoch_closes_the_namespaces_before_it = \
     sharing.test_a_new_epoch_closes_the_namespaces_before_it

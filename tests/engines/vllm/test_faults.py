@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that no name knows, in an engine's model and in the pool's pages: the first check of two
 whole engines finds each."""
-import contextlib
 import itertools
 import os
-import signal
 
 import model
 import pytest
@@ -12,6 +10,7 @@ from conftest import PAGE, flags
 from engine import counters, expect_nothing_held, prompt, started, until
 from faults import bits, layers, scrubber, sealed_by
 from sharing import whole
+from stores import stopped
 
 from kvtrunk import testing
 
@@ -81,27 +80,16 @@ def expect_found(daemon, engine, text, page, expected=None):
     expect_nothing_held(daemon)
 
 
-@contextlib.contextmanager
-def paused(engine):
-    """All processes of an engine stand meanwhile."""
-    pids = list(engine.pids())
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
 def test_a_stray_write_has_the_request_that_reads_it_computed_again(daemon, pair, exact):
     """And the next one: it finds what lies in front of the page."""
     a, text = pair[0], prompt(next(SEEDS), LENGTH)
     pages, expected = sealed_by(daemon, a, text)
     with scrubber(daemon) as store, daemon.connect(any_geometry=True) as observer:
+        pids = a.pids()
         a.ask(do="generate", prompts=[text], max_tokens=700)
-        until(lambda: counters(daemon).private_pages)
-        with paused(a):  # it still runs when the page is found
+        while not observer.counters().private_pages:
+            pass
+        with stopped(*pids):  # it still runs when the page is found
             store.read_all()
             layers(observer)[0][pages[2], 1] = 0
             until(lambda: store.found() == 1)

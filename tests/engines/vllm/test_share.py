@@ -3,29 +3,17 @@
 import faults
 import pytest
 import sharing
-from conftest import PAGE
-from engine import all_pages_are_back, expect_nothing_held, prompt, started, until
+from engine import expect_nothing_held, prompt, started
 from sharing import (SEEDS, test_a_salt_isolates, test_b_reuses_what_only_a_computed,  # noqa: F401
                      test_one_prompt_in_both_at_once_is_computed_once,
-                     test_one_prompt_twice_in_one_engine_is_computed_once, whole)
+                     test_one_prompt_twice_in_one_engine_is_computed_once,
+                     test_the_next_turn_reuses_what_another_engine_generated)
 
 
 @pytest.fixture(scope="module")
 def engines(daemon, start):
     """One with a cache of its own, and two that share the daemon's pool."""
     return started(start(processes=1), start(daemon), start(daemon, processes=1))
-
-
-def test_the_next_turn_reuses_what_another_engine_generated(daemon, engines):
-    private, a, b = engines
-    first = prompt(next(SEEDS), 100)
-    said = a.generate(first, max_tokens=64)[0]["tokens"]
-    until(all_pages_are_back, daemon)
-    turn = first + said + prompt(next(SEEDS), 40)
-    expected = private.generate(turn)[0]["tokens"]
-    # The last generated token's KV is computed only when something follows it.
-    assert b.generate(turn)[0] == {"tokens": expected,
-                                   "cached": (len(first) + 63) // PAGE * PAGE}
 
 
 def test_many_requests_in_both_are_the_private_engines(daemon, engines):
