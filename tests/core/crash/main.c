@@ -257,9 +257,8 @@ static bool covered(const struct sim_coverage *coverage)
 	for (size_t i = 0; i < sizeof(needed); i++) {
 		if (coverage->rare[needed[i]] > 0)
 			continue;
-		fprintf(stderr,
-			"never happened: case %u (tests/core/sim/sim.h); choose other seeds\n",
-			needed[i]);
+		fprintf(stderr, "never happened: %s; choose other seeds\n",
+			sim_rare_names[needed[i]]);
 		return false;
 	}
 	return true;

@@ -22,7 +22,7 @@ static const char *const event_names[] = { "?",	    "root", "new",  "grow", "spl
 					   "side" };
 static const char *const policy_names[] = { "lru", "slru", "lfu", "fifo", "filo", "mru",
 					    "priority" };
-static const char *const rare_names[SIM_RARE_COUNT] = {
+const char *const sim_rare_names[SIM_RARE_COUNT] = {
 	[SIM_BARE] = "BEGIN without pages",
 	[SIM_BARE_SEALED] = "pages sealed by a lease begun without pages",
 	[SIM_LOOK_ON] = "look-on",
@@ -138,7 +138,7 @@ void sim_coverage_print(const struct sim_coverage *c, FILE *to)
 	fprintf(to, "%-40s %" PRIu64 ", %" PRIu64 " of them hits\n", "probes", c->probes,
 		c->probe_hits);
 	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
-		fprintf(to, "%-40s %" PRIu64 "\n", rare_names[i], c->rare[i]);
+		fprintf(to, "%-40s %" PRIu64 "\n", sim_rare_names[i], c->rare[i]);
 }
 
 /* Outcomes that a run of some size must have seen, besides one success of every operation. */
@@ -237,7 +237,7 @@ static uint32_t sides_missing(const struct sim_coverage *c, FILE *to)
 	uint32_t n = 0;
 
 	for (uint32_t i = SIM_POINT; i <= SIM_SIDES_LAST; i++)
-		n += missing(c->rare[i], "case:", rare_names[i], to);
+		n += missing(c->rare[i], "case:", sim_rare_names[i], to);
 	return n;
 }
 
@@ -266,6 +266,6 @@ uint32_t sim_coverage_missing(const struct sim_coverage *c, FILE *to)
 	n += missing(c->probe_hits, "probe", "with a hit", to);
 	for (uint32_t i = 0; i < SIM_RARE_COUNT; i++)
 		if (i < SIM_POINT_AWAITED || i > SIM_SIDES_LAST) /* too rare without focus */
-			n += missing(c->rare[i], "case:", rare_names[i], to);
+			n += missing(c->rare[i], "case:", sim_rare_names[i], to);
 	return n;
 }

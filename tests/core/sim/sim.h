@@ -306,6 +306,7 @@ void sim_feed_lost(struct sim *sim);
 void sim_feed_free(struct sim *sim);
 
 /* coverage.c */
+extern const char *const sim_rare_names[SIM_RARE_COUNT];
 void sim_coverage_print(const struct sim_coverage *coverage, FILE *to);
 /** Name the required things that never happened. Returns their number. */
 uint32_t sim_coverage_missing(const struct sim_coverage *coverage, FILE *to);

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import PAGE, printed
 
-from kvtrunk import sglang as adapter
+from kvtrunk.sglang import _replaced
 
 GIB = 1 << 30
 
@@ -50,7 +50,7 @@ def sized(tmp_path, monkeypatch):
             if hooked:
                 original = configurator._profile_available_bytes
                 patch.setattr(configurator, "_profile_available_bytes",
-                              lambda *taken: adapter._budget(original, *taken))
+                              lambda *taken: _replaced._budget(original, *taken))
             with runtime_context.get_parallel().override(
                     world_group=types.SimpleNamespace(cpu_group=None)):
                 found = one._resolve_memory_pool_config(free / GIB)
@@ -75,10 +75,10 @@ def test_without_the_daemons_size_the_engine_is_sized_as_alone(sized, monkeypatc
 
     sized(GIB, 8 * GIB, GIB, True)
     schedule = runtime_context.get_schedule()
-    assert adapter._budget(lambda *_: "own", None, 1) == 1 << 60
+    assert _replaced._budget(lambda *_: "own", None, 1) == 1 << 60
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: types.SimpleNamespace(
         **{**vars(schedule), "max_total_tokens": None}))
-    assert adapter._budget(lambda *_: "own", None, 1) == "own"
+    assert _replaced._budget(lambda *_: "own", None, 1) == "own"
 
 
 @pytest.mark.parametrize("device, streams", [("cuda", [(7, ["node"])]), ("cpu", [])])
@@ -96,10 +96,10 @@ def test_fences_are_of_the_stream_that_runs_batches(device, streams):
         tree_cache=types.SimpleNamespace(look_again=lambda _: None))
     batch = types.SimpleNamespace(reqs=[types.SimpleNamespace(last_node="node")],
                                   forward_mode=types.SimpleNamespace(is_extend=lambda: True))
-    assert adapter._launch(lambda *_: "result", scheduler, batch) == "result"
+    assert _replaced._launch(lambda *_: "result", scheduler, batch) == "result"
     assert seen == streams
     scheduler.token_to_kv_pool_allocator = None  # an engine without kvtrunk
-    assert adapter._launch(lambda *_: "result", scheduler, batch) == "result"
+    assert _replaced._launch(lambda *_: "result", scheduler, batch) == "result"
 
 
 @pytest.mark.parametrize("backend, device, says", [
