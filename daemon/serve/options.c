@@ -60,6 +60,7 @@ void kvt_daemon_apply(struct kvt_daemon *daemon)
 
 	kvt_log_set_level(KVT_LOG_ERROR + (int)config->log_level);
 	daemon->pool.mps = config->mps;
+	daemon->pool.mps_control = config->mps_control;
 	daemon->pool.mps_grace_ns = (uint64_t)config->mps_grace_ms * 1000000;
 	kvt_spin_configure(&daemon->spin, config->spin_budget_us, daemon->clock.cycles_per_us);
 	daemon->turn.compact_after_cycles = COMPACT_AFTER_US * daemon->clock.cycles_per_us;

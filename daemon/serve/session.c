@@ -524,17 +524,24 @@ static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *s
  * exited, and no launched kernel or DMA that still writes. */
 static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 {
-	struct kvt_pool_writer writer = { session->index, session->members->pid,
-					  session->ended_ns };
+	struct kvt_pool_writer writer = { .session = session->index };
 	uint64_t again_ns = UINT64_MAX;
 
 	if (session->quiet || session->connections || session->processes ||
 	    !in_core(daemon, session))
 		return;
 	if (!session->ended_ns)
-		writer.ended_ns = session->ended_ns = daemon->clock.real_ns;
+		session->ended_ns = daemon->clock.real_ns;
 	if (daemon->clock.real_ns < session->quiet_again_ns)
 		return;
+	writer.ended_ns = session->ended_ns;
+	for (const struct kvt_member *member = session->members; member; member = member->next) {
+		if (writer.n_pids == KVT_POOL_WRITER_PIDS) {
+			writer.n_pids = 0;
+			break;
+		}
+		writer.pids[writer.n_pids++] = member->pid;
+	}
 	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->clock.real_ns, &again_ns)) {
 		session->quiet_again_ns = again_ns;
 		if (again_ns < daemon->timers.next_ns)

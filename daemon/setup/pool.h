@@ -24,6 +24,7 @@ struct kvt_pool {
 	uint32_t hugepages; /* enum kvt_hugepages */
 	const char *devices;   /* cuda: option `devices`, which sets n_slabs */
 	uint32_t mps;          /* enum kvt_mps */
+	const char *mps_control; /* cuda under MPS: option `mps_control` */
 	uint64_t mps_grace_ns; /* cuda under MPS: time for a dead client's work to finish */
 	char note[256];  /* for the operator: how it was made, or "" */
 	void *state;     /* private to the backend */

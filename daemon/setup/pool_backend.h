@@ -19,10 +19,13 @@ struct kvt_pool_export {
 	struct kvt_slab_record slabs[KVT_MAX_SLABS];
 };
 
+#define KVT_POOL_WRITER_PIDS 64
+
 /** A dead session's processes, which may have written to private pages. */
 struct kvt_pool_writer {
 	uint32_t session;
-	int32_t pid;
+	uint32_t n_pids; /* 0: more than there is room for */
+	int32_t pids[KVT_POOL_WRITER_PIDS];
 	uint64_t ended_ns; /* when the last process exited and the last connection hung up */
 };
 

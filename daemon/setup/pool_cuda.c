@@ -17,9 +17,10 @@
  */
 #include "daemon/setup/pool.h"
 
-#include <dirent.h>
+#include <bsd/string.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/log/lines.h"
 #include "daemon/setup/config.h"
+#include "daemon/setup/mps.h"
 #include "daemon/setup/pool_backend.h"
 #include "kvt_cuda.h"
 #include "shm/size.h"
@@ -70,6 +73,8 @@ struct cuda_state {
 	bool mps_device; /* by the driver, a device's contexts run under MPS */
 	bool mps_seen;   /* at mps_asked_ns */
 	uint64_t mps_asked_ns;
+	struct kvt_mps_control mps;
+	char mps_why[256]; /* in the last line of the log; "": none */
 	uint32_t n_slabs;
 	struct cuda_slab slabs[KVT_MAX_SLABS];
 };
@@ -90,47 +95,10 @@ static int fail(const struct cuda_state *state, int error, const char *doing, ch
 
 /* ---- MPS */
 
-/* True if a process of that name runs. */
-static bool process_runs(const char *name)
-{
-	struct dirent *entry;
-	DIR *dir = opendir("/proc");
-	bool found = false;
-
-	while (dir && !found && (entry = readdir(dir))) {
-		char path[300], comm[32] = "";
-		int fd;
-
-		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
-			continue;
-		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
-		fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
-			strncmp(comm, name, strlen(name)) == 0;
-		close(fd);
-	}
-	if (dir)
-		closedir(dir);
-	return found;
-}
-
-/* Look for the MPS control daemon's pipe or process. Only its clients know the pipe's directory. */
-static bool mps_found(void)
-{
-	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
-	char path[512];
-	struct stat st;
-
-	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
-	return stat(path, &st) == 0 || process_runs("nvidia-cuda-mps");
-}
-
 /* True if, at start, processes seem to share the devices through MPS. */
 static bool shared_by_mps(const struct kvt_pool *pool, const struct cuda_state *state)
 {
-	return pool->mps == KVT_MPS_AUTO ? state->mps_device || mps_found()
+	return pool->mps == KVT_MPS_AUTO ? state->mps_device || kvt_mps_found()
 					 : pool->mps == KVT_MPS_YES;
 }
 
@@ -414,6 +382,7 @@ static int open_state(struct kvt_pool *pool, bool vmm, char *why, size_t why_siz
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++)
 		state->slabs[i].fd = -1;
 	state->vmm = vmm;
+	state->mps = KVT_MPS_CONTROL_INIT;
 	pool->state = state;
 	rc = load_driver(state, why, why_size);
 	if (!rc)
@@ -777,19 +746,42 @@ static bool under_mps(const struct kvt_pool *pool, struct cuda_state *state, uin
 	if (pool->mps != KVT_MPS_AUTO || state->mps_device)
 		return pool->mps != KVT_MPS_NO;
 	if (!state->mps_asked_ns || now_ns - state->mps_asked_ns > MPS_KNOWN_NS)
-		state->mps_seen = mps_found();
+		state->mps_seen = kvt_mps_found();
 	state->mps_asked_ns = now_ns;
 	return state->mps_seen;
+}
+
+/* Log once why MPS says nothing, and again when the cause is another. */
+static void log_silence(const struct kvt_pool *pool, struct cuda_state *state)
+{
+	if (!*pool->mps_control || strcmp(state->mps_why, state->mps.why) == 0)
+		return;
+	strlcpy(state->mps_why, state->mps.why, sizeof(state->mps_why));
+	kvt_log(KVT_LOG_WARNING, "mps_silent", "why=\"%s\" effect=\"pages of dead clients are free "
+		"after mps_grace_ms=%" PRIu64 "\" cure=\"docs/gpu.md, Under MPS\"",
+		state->mps.why, pool->mps_grace_ns / 1000000);
 }
 
 static bool cuda_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
 			 uint64_t now_ns, uint64_t *ret_again_ns)
 {
+	struct cuda_state *state = pool->state;
 	uint64_t quiet_ns = writer->ended_ns + pool->mps_grace_ns;
 
-	if (!under_mps(pool, pool->state, now_ns) || now_ns >= quiet_ns)
+	if (!under_mps(pool, state, now_ns) || now_ns >= quiet_ns)
 		return true;
-	*ret_again_ns = quiet_ns;
+	state->mps.program = pool->mps_control;
+	switch (kvt_mps_ask(&state->mps, writer, now_ns, ret_again_ns)) {
+	case KVT_MPS_GONE:
+		kvt_log(KVT_LOG_INFO, "mps_client_gone", "session=%u pid=%d after_ms=%" PRIu64,
+			writer->session, writer->pids[0], (now_ns - writer->ended_ns) / 1000000);
+		*state->mps_why = '\0';
+		return true;
+	case KVT_MPS_SILENT: log_silence(pool, state); break;
+	case KVT_MPS_ASKED: break;
+	}
+	if (*ret_again_ns > quiet_ns)
+		*ret_again_ns = quiet_ns;
 	return false;
 }
 
@@ -818,6 +810,7 @@ static void cuda_destroy(struct kvt_pool *pool)
 		destroy_slab(state, &state->slabs[i]);
 	if (!state->exported || state->vmm)
 		release_contexts(state);
+	kvt_mps_stop(&state->mps);
 	free(state);
 	pool->state = NULL;
 }

@@ -1227,6 +1227,170 @@ CUDA_TEST(mps_is_noticed)
 	kvt_test_daemon_end(&daemon_);
 }
 
+/* ---- MPS's word */
+
+/* A control program of MPS: a script over files in its folder, with a server that sleeps. */
+static struct {
+	char folder[64];
+	pid_t server;
+} mps;
+
+static const char control_script[] =
+	"#!/bin/sh\n"
+	"cd \"${0%/*}\" || exit 1\n"
+	"read -r line\n"
+	"echo \"$line\" >>lines\n"
+	"case $line in\n"
+	"get_server_list) cat server ;;\n"
+	"get_client_list*) cat clients ;;\n"
+	"terminate_client*) echo 0 ;;\n"
+	"esac\n";
+
+static void mps_say(const char *name, const char *text)
+{
+	char path[100];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", mps.folder, name);
+	kvt_test_check((file = fopen(path, "w")) && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void mps_begin(const char *backend)
+{
+	char text[200];
+
+	snprintf(mps.folder, sizeof(mps.folder), "/tmp/kvt-mps-XXXXXX");
+	kvt_test_check(mkdtemp(mps.folder) && chmod(mps.folder, 0755) == 0);
+	mps_say("control", control_script);
+	snprintf(text, sizeof(text), "%s/control", mps.folder);
+	kvt_test_equal(chmod(text, 0755), 0);
+	mps.server = fork();
+	if (mps.server == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		execlp("sleep", "nvidia-cuda-mps-server", "1000", NULL);
+		_exit(1);
+	}
+	snprintf(text, sizeof(text), "%d\n", mps.server);
+	mps_say("server", text);
+	mps_say("clients", "");
+	mps_say("lines", "");
+	snprintf(text, sizeof(text), "mps = yes\nmps_grace_ms = 86400000\n"
+		 "mps_control = %s/control\n", mps.folder);
+	start(backend, text);
+}
+
+static void mps_end(void)
+{
+	static const char *const names[] = { "control", "server", "clients", "lines" };
+	char path[100];
+
+	kvt_test_daemon_end(&daemon_);
+	kvt_test_equal(kill(mps.server, SIGKILL), 0);
+	kvt_test_equal(waitpid(mps.server, NULL, 0), mps.server);
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", mps.folder, names[i]);
+		kvt_test_equal(unlink(path), 0);
+	}
+	kvt_test_equal(rmdir(mps.folder), 0);
+}
+
+/* How often the control program got the line. */
+static int mps_asked(const char *format, int pid)
+{
+	char path[100], line[100], wanted[100];
+	FILE *file;
+	int n = 0;
+
+	snprintf(path, sizeof(path), "%s/lines", mps.folder);
+	snprintf(wanted, sizeof(wanted), format, mps.server, pid);
+	kvt_test_check((file = fopen(path, "r")));
+	while (fgets(line, sizeof(line), file))
+		n += strcmp(line, wanted) == 0;
+	fclose(file);
+	return n;
+}
+
+/* Take pages and wait for the end, as rank 0 of two. */
+static void leader_run(int pipe, void *context)
+{
+	struct kvt_client *client = kvt_test_connect(&daemon_);
+	struct kvt_group_token token;
+	uint32_t pages[64];
+
+	kvt_test_equal(kvt_alloc(client, 64, pages), 0);
+	kvt_test_equal(kvt_group_open(client, 2, NULL, &token), 0);
+	kvt_test_send(pipe, token.words[0]);
+	kvt_test_send(pipe, token.words[1]);
+	kvt_test_send(pipe, kvt_client_info(client)->session);
+	kvt_test_expect(pipe, 0); /* never comes */
+}
+
+static void member_run(int pipe, void *context)
+{
+	struct kvt_options options = KVT_OPTIONS_INIT;
+	struct kvt_client *client;
+
+	options.socket_path = daemon_.socket;
+	options.group = context;
+	options.rank = 1;
+	kvt_test_equal(kvt_client_connect(&client, &options, NULL), 0);
+	kvt_test_send(pipe, 1);
+	kvt_test_expect(pipe, 0); /* never comes */
+}
+
+CUDA_TEST(under_mps_pages_are_free_when_its_control_says_that_the_client_is_gone)
+{
+	mps_begin("cuda-vmm");
+	expect_no_quarantine();
+	kvt_test_check(mps_asked("get_client_list %d\n", 0) == 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=mps_client_gone"));
+	mps_end();
+}
+
+CUDA_TEST(under_mps_the_work_of_every_dead_rank_is_ended)
+{
+	struct kvt_test_child leader, member;
+	struct kvt_group_token token;
+	uint32_t session;
+	char clients[100];
+	pid_t pids[2];
+
+	setenv("KVT_STANDIN_DEVICES", "2", 1);
+	mps_begin("cuda-vmm");
+	kvt_test_child_start(&leader, leader_run, NULL);
+	token.words[0] = kvt_test_word(leader.pipe);
+	token.words[1] = kvt_test_word(leader.pipe);
+	session = (uint32_t)kvt_test_word(leader.pipe);
+	kvt_test_child_start(&member, member_run, &token);
+	kvt_test_expect(member.pipe, 1);
+	pids[0] = leader.pid;
+	pids[1] = member.pid;
+	snprintf(clients, sizeof(clients), "%d\n%d\n", pids[1], pids[0]);
+	mps_say("clients", clients);
+	kvt_test_child_kill(&leader, SIGKILL);
+	kvt_test_child_kill(&member, SIGKILL);
+	kvt_test_session_ended(&daemon_, session);
+	await_no_quarantine();
+	for (int i = 0; i < 2; i++)
+		kvt_test_equal(mps_asked("terminate_client %d %d\n", pids[i]), 1);
+	mps_end();
+}
+
+CUDA_TEST(under_mps_a_control_that_is_not_understood_is_named_once)
+{
+	uint64_t session;
+
+	mps_begin("cuda-ipc");
+	mps_say("server", "Cannot find MPS control daemon\n");
+	session = kill_a_writer();
+	while (mps_asked("get_server_list\n", 0) < 2)
+		kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
+	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=mps_silent"), 1);
+	fence_session(session);
+	await_no_quarantine();
+	mps_end();
+}
+
 /* ---- a daemon's successor */
 
 CUDA_TEST(a_successor_takes_up_a_vmm_pool_with_all_that_is_cached)
