@@ -23,7 +23,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 
-from .. import ConnectionLost, Error, Stale
+from .. import ConnectionLost, Error, NoSpace, QuotaExceeded, Stale
 from .._seq import JUNCTION, SIDE_LET, Fence
 from ..engine import WAIT_MS, Begun, Finding, Hold, Stalled, report
 from ._engine import PATIENCE_S, STEP_WORD, Engine
@@ -195,10 +195,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if state.sides_first and self.sides is not None and not no_pages:
             self.sides.pool.reserve(self._most_sides(request))  # its match has to give way
         if namespace is None:
-            state.shared = False
             begun = begun or engine.ring.begin(
-                engine.unshared, _NO_KEYS, 0 if no_pages else known, force_miss=False, wait_ms=0,
+                engine.unshared(), _NO_KEYS, 0 if no_pages else known, force_miss=False, wait_ms=0,
                 no_pages=no_pages, patience_s=PATIENCE_S)
+            state.shared = False
         elif begun is None:
             miss = not self.prefix_cache_lookup_enabled(request)
             behind = self._behind
@@ -212,7 +212,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if begun.lease is None:
             state.ticket = begun.ticket
             if not begun.ticket:
-                self._refused(state)
+                self._refused(state, self.engine.ring.limit)
                 state.retry = time.monotonic() + RETRY_S
                 state.alone = (self.sides is not None and state.sides_first and
                                self._pool_is_idle())
@@ -236,11 +236,11 @@ class KvtrunkKVCacheManager(KVCacheManager):
         if pages:
             events.report(request, pages * self.page_size)
 
-    def _refused(self, state: State) -> None:
-        """Count a request that cannot begin for want of room, once."""
+    def _refused(self, state: State, limit: str) -> None:
+        """Count a request that cannot begin for want of room, once. limit: the daemon's reason."""
         if not state.counted:
             state.counted = True
-            self._counts[self.engine.ring.limit or "all_locked"] += 1
+            self._counts[limit or "all_locked"] += 1
 
     def take_refused(self) -> dict[str, int]:
         """Requests that found no room since the last call, by reason."""
@@ -278,6 +278,10 @@ class KvtrunkKVCacheManager(KVCacheManager):
             state.retry = time.monotonic() + RETRY_S
             if begun is not None and begun.lease is not None:
                 self.engine.ring.end(begun.lease, None)
+        except (NoSpace, QuotaExceeded) as error:  # no place for a namespace
+            self.engine.warn(f"a request waits for room: {error}", f"limit {error.reason}")
+            self._refused(state, error.reason)
+            state.retry = time.monotonic() + RETRY_S
         except (ConnectionLost, Stale) as error:
             self._lose(error)
         return state.number is not None
@@ -361,7 +365,7 @@ class KvtrunkKVCacheManager(KVCacheManager):
     def _found_no_room(self, state: State) -> None:
         """Note that a request had no room. If it has no block yet, count it as refused."""
         if state.given == 0:
-            self._refused(state)
+            self._refused(state, self.engine.ring.limit)
             state.sides_first |= not self._running()
 
     def _has_free(self, n: int) -> bool:

@@ -153,8 +153,7 @@ class Engine:
         self.name: Optional[Name] = None
         """Name of this engine's KV, once the workers said what computes it."""
         self._spaces = Spaces(self.ring, self._open_space, patience_s=PATIENCE_S)
-        self.unshared = 0
-        """A namespace for requests that share nothing."""
+        self._unshared: Optional[int] = None
         self.events: Optional[Events] = None
         """Publisher of KV events. None: none are published."""
         self._lora: dict[str, Any] = {}
@@ -162,7 +161,7 @@ class Engine:
         self.worker: Optional[WorkerPool] = None
         """The worker, if it is in this process."""
         if self.n_workers:
-            self._open_group()
+            self._open_group(self.ring.client, self.session)
 
     def _connect(self, timeout: Optional[float]) -> Ring:
         """A session for as many requests as are alive at a time, each with some operations in
@@ -186,13 +185,13 @@ class Engine:
 
     # ---- the group
 
-    def _open_group(self) -> None:
+    def _open_group(self, client: Client, session: int) -> None:
         try:
-            self.ring.client.group(1 + self.n_workers, _token(self.engine_id, self.session))
+            client.group(1 + self.n_workers, _token(self.engine_id, session))
         except Error as error:
+            _close(client)
             if error.errno != errno.EEXIST:
                 raise
-            _close(self.ring.client)
             refuse(f"another engine of this daemon has the engine_id {self.engine_id}: give each "
                    "its own in --kv-transfer-config, or none")
 
@@ -207,15 +206,19 @@ class Engine:
                    "does not change, and start again")
         config = hashlib.sha256("\0".join([made_by, *self._built, drafts]).encode()).digest()
         self.watch.name = self.name = Name(config, files)
-        self._open_unshared()
+        self._unshared = self._open_unshared()
         if self.events is not None:  # before any request
             self._spaces.find((self.name.value(self.ring.client), None, None))
 
-    def _open_unshared(self) -> None:
-        try:
-            self.unshared = self.ring.client.namespace(extra=b"vllm unshared", label="vllm alone")._id
-        except Timeout as error:
-            raise ConnectionLost(str(error), errno=error.errno) from None
+    def _open_unshared(self) -> int:
+        return self.ring.client.namespace(extra=b"vllm unshared", label="vllm alone")._id
+
+    def unshared(self) -> int:
+        """A namespace for requests that share nothing. NoSpace, QuotaExceeded: there is no place for
+        it now. Stalled."""
+        if self._unshared is None:
+            self._unshared = self._within(self._open_unshared)
+        return self._unshared
 
     def _open_space(self, name: tuple[bytes, Optional[str], Optional[str]]) -> Namespace:
         value, adapter, salt = name
@@ -269,21 +272,9 @@ class Engine:
         """The session is gone, with all leases."""
         self.is_lost, self._lost_at, self._lost_text = True, time.monotonic(), str(error)
 
-    def recover(self) -> bool:
-        """Try to open a session, at most every 200 ms. No step may be in flight. RuntimeError
-        after DAEMON_S, unless on_loss is wait, or if the new daemon is another one: the engine
-        ends."""
-        now = time.monotonic()
-        if now - self._tried_at < _RETRY_S:
-            return False
-        self._tried_at = now
-        try:
-            ring = self._connect(_HANDSHAKE_S)
-        except (DaemonUnreachable, Timeout) as error:
-            if now - self._lost_at > DAEMON_S and not self._waits:
-                raise RuntimeError(f"kvtrunk: {self._lost_text}, and for {DAEMON_S:.0f} s no "
-                                   f"daemon came back: {error}") from None
-            return False
+    def _connect_again(self) -> Ring:
+        """A session for this engine's pages, with its group. RuntimeError: the daemon has others."""
+        ring = self._connect(_HANDSHAKE_S)
         old, info = self.info, ring.client.info
         if (info.page_size, info.n_pages, info.page_bytes, info.n_slabs, info.geometry,
                 info.side_pages) != (old.page_size, old.n_pages, old.page_bytes, old.n_slabs,
@@ -293,6 +284,26 @@ class Engine:
                 "kvtrunk: the daemon came back with other pages "
                 f"({info.n_pages} of {info.page_bytes} bytes, before {old.n_pages} of "
                 f"{old.page_bytes}) or sides: start the engine again")
+        if self.n_workers:
+            self._open_group(ring.client, self.session + 1)
+        return ring
+
+    def recover(self) -> bool:
+        """Try to open a session, at most every 200 ms. No step may be in flight. A daemon without a
+        place for it is none yet. RuntimeError after DAEMON_S, unless on_loss is wait, or if the new
+        daemon is another one: the engine ends."""
+        now = time.monotonic()
+        if now - self._tried_at < _RETRY_S:
+            return False
+        self._tried_at = now
+        try:
+            ring = self._connect_again()
+        except (DaemonUnreachable, NoSpace, QuotaExceeded, Timeout) as error:
+            if now - self._lost_at > DAEMON_S and not self._waits:
+                raise RuntimeError(f"kvtrunk: {self._lost_text}, and for {DAEMON_S:.0f} s no "
+                                   f"daemon came back: {error}") from None
+            return False
+        old, info = self.info, ring.client.info
         _close(self.ring.client)
         self.ring, self.info = ring, info
         self.session += 1
@@ -300,10 +311,8 @@ class Engine:
         self.checks = Checks(self._check_every, self.warn)  # its sessions have numbers of its own
         if self.name is not None:
             self.name.forsake()
-        self._open_unshared()
-        if self.n_workers:
-            self._open_group()
-        elif self.worker is not None:
+        self._unshared = None
+        if self.worker is not None:
             self.worker.follow(ring.client)
         self.is_lost = False
         logger.warning("kvtrunk: %s", connected_again(old, info))
