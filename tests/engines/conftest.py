@@ -3,7 +3,6 @@
 import os
 import time
 
-import model
 import pytest
 
 pytest.register_assert_rewrite("engine", "faults", "indexer", "kills", "ranks", "routed", "router",
@@ -24,6 +23,8 @@ def pytest_runtest_setup():
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
+    import model  # tests of stores have no numpy
+
     return model.write(tmp_path_factory.mktemp("model"))
 
 
