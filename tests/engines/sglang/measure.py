@@ -5,12 +5,12 @@
 """
 import os
 import pathlib
-import signal
 import statistics
 
 import agents
 from conftest import PAGE, geometry
 from engine import prompt, until
+from stores import stopped
 
 from kvtrunk import testing
 
@@ -67,10 +67,9 @@ def steps(engine, n_waiting):
                max_tokens=1900)
     until(lambda: lines() > 2)
     while True:
-        os.kill(pid, signal.SIGSTOP)
-        yield
-        before, first = cpu_s(pid), lines()
-        os.kill(pid, signal.SIGCONT)
+        with stopped(pid):
+            yield
+            before, first = cpu_s(pid), lines()
         until(lambda: lines() >= first + LINES)
         yield (cpu_s(pid) - before) / (lines() - first) / LINE * 1000
 

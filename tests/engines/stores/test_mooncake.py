@@ -2,13 +2,13 @@
 """Mooncake Store: what one instance computed, another one has."""
 import contextlib
 import pathlib
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 from afar import N, PAGE, PAGE_BYTES, environment, program, prompt, sides, until_shared
+from stores import stopped
 
 from kvtrunk.engine._server import free_port
 
@@ -63,15 +63,13 @@ def test_a_stopped_master_holds_up_no_request():
     with running() as master, sides(master.helper) as (a, b):
         a.keep(prompt(1))
         # From here on with the time that FETCHes have by default.
-        with b.daemon.connect(any_geometry=True) as worker:
-            master.process.send_signal(signal.SIGSTOP)
+        with b.daemon.connect(any_geometry=True) as worker, stopped(master.process.pid):
             namespace = worker.namespace(model="stores")
             for number in (1, 2, 3):
                 begun = time.monotonic()
                 with namespace.begin(prompt(number)) as sequence:
                     assert sequence.reusable == 0
                 assert time.monotonic() - begun < 10
-            master.process.send_signal(signal.SIGCONT)
         b.await_counts(lambda counts: counts["ready"])
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon that is stopped: vLLM's own scheduler, with a model that answers 7."""
+import contextlib
 import os
 import signal
 import threading
 
 import pytest
+import stores
 from conftest import PAGE, geometry
 from engine import all_pages_are_back, prompt, until
 from measure_step import Scheduler
@@ -29,7 +31,7 @@ def stopped(folder, monkeypatch):
 
     said = []
     monkeypatch.setattr(module.logger, "warning", lambda text, *given: said.append(text % given))
-    with testing.daemon(**geometry()) as daemon:
+    with testing.daemon(**geometry()) as daemon, contextlib.ExitStack() as stack:
         monkeypatch.setenv("KVTRUNK_SOCKET", daemon.socket)
         engine = Scheduler(folder, True, pages=256)
         engine.theirs.add_request(engine.request("runs", prompt(1, PAGE), PAGE))
@@ -40,13 +42,13 @@ def stopped(folder, monkeypatch):
 
         def stop():
             said.clear()
-            os.kill(daemon.pid, signal.SIGSTOP)
+            stack.enter_context(stores.stopped(daemon.pid))
             late.start()
 
         yield daemon, engine, said, stop
         waited = not late.is_alive()
         late.cancel()
-        os.kill(daemon.pid, signal.SIGCONT)
+        stack.close()
         assert not waited, "the scheduler waited for the daemon"
         until(ended, engine)  # and not before its stock is given back, which may come late
         until(all_pages_are_back, daemon)

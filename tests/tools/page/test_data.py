@@ -2,12 +2,11 @@
 """What kvtmetricsd tells of a daemon, and to whom."""
 import json
 import os
-import signal
 import subprocess
 
 import kvtrunk
 import pytest
-from stores import Store
+from stores import Store, stopped
 
 from kvtrunk import testing
 
@@ -221,7 +220,6 @@ def test_a_stopped_process_is_marked(daemon, serve):
                           stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         assert metricsd.until(metricsd.facts, lambda told: told["sessions"])["stopped"] == []
-        os.kill(child.pid, signal.SIGSTOP)
-        assert metricsd.until(metricsd.facts, lambda told: told["stopped"])["stopped"] == [0]
-        os.kill(child.pid, signal.SIGCONT)
+        with stopped(child.pid):
+            assert metricsd.until(metricsd.facts, lambda told: told["stopped"])["stopped"] == [0]
         child.communicate(b"\n")

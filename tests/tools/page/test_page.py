@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a browser."""
 import json
-import signal
 
 import kvtrunk
 import pytest
-from stores import Store
+from stores import Store, stopped
 from test_data import cache
 
 from kvtrunk import testing
@@ -240,9 +239,9 @@ def test_a_store_comes_is_shown_and_goes(daemon, serve, browser):
         assert "pages computed by clients20" in text(browser, "store-counts")
         assert not browser.run("document.getElementById('store').hidden")
         assert browser.run("document.getElementById('store-alarm').hidden")
-    store.signal(signal.SIGSTOP)
-    browser.until("document.getElementById('store-alarm').textContent.includes('not answer')")
-    browser.until("document.body.dataset.state === 'up'")
+    with stopped(store.process.pid):
+        browser.until("document.getElementById('store-alarm').textContent.includes('not answer')")
+        browser.until("document.body.dataset.state === 'up'")
     assert store.end() == 0
     browser.until("document.getElementById('store').hidden")
 
