@@ -8,7 +8,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kvtrunk_wire_store.h"
@@ -18,6 +20,8 @@
 
 #define N 1024u
 #define SALT 7
+#define QUIET_NS 1000000000ll
+#define ENOUGH_NS (60 * QUIET_NS) /* for a WELCOME on a busy machine */
 
 enum lie {
 	LIE_SILENT,         /* no WELCOME */
@@ -39,6 +43,18 @@ enum lie {
 static struct kvt_client *worker;
 static uint64_t instance[2];
 static char path[112];
+static uint32_t keys[N];
+static int64_t stands_at_ns; /* the clock of this process; 0: it runs */
+
+/* Replaces libc's, in the client library, too. */
+int clock_gettime(clockid_t clock, struct timespec *ret_time)
+{
+	if (clock != CLOCK_MONOTONIC || stands_at_ns == 0)
+		return (int)syscall(SYS_clock_gettime, clock, ret_time);
+	ret_time->tv_sec = stands_at_ns / 1000000000;
+	ret_time->tv_nsec = stands_at_ns % 1000000000;
+	return 0;
+}
 
 static int make_area(enum lie lie)
 {
@@ -114,26 +130,49 @@ static int start(void **state)
 	return 0;
 }
 
-/* Serve some prompts beside a store that lies, and ask for one. */
-static void serve_beside(enum lie lie)
+static int end(void **state)
+{
+	stands_at_ns = 0;
+	return kvt_test_end(state);
+}
+
+/* Connect, for a request with `keys`. */
+static struct kvt_request connect_with(int64_t fetch_wait_ns)
 {
 	struct kvt_options options = KVT_OPTIONS_INIT;
-	struct kvt_request begin = { .op = KVT_OP_BEGIN, .n_keys = N };
-	struct kvt_fetched fetched;
-	struct kvt_test_child fake;
-	struct kvt_pool pool;
-	uint32_t keys[N];
+	struct kvt_request begin = { .op = KVT_OP_BEGIN, .keys = keys, .n_keys = N };
 
 	options.socket_path = daemon_.socket;
 	options.flags = KVT_ANY_GEOMETRY;
-	options.fetch_wait_ns = 20000000;
+	options.fetch_wait_ns = fetch_wait_ns;
 	kvt_test_equal(kvt_client_connect(&worker, &options, NULL), 0);
 	memcpy(instance, kvt_client_info(worker)->instance, sizeof(instance));
 	begin.namespace_id = kvt_test_namespace(worker, "lies");
-	begin.keys = keys;
+	return begin;
+}
+
+static void pretend_to_serve(struct kvt_test_child *ret_fake, enum lie lie)
+{
+	kvt_test_child_start(ret_fake, pretend, &lie);
+	kvt_test_expect(ret_fake->pipe, 1);
+}
+
+static void end_with(struct kvt_test_child *fake)
+{
+	kvt_test_child_kill(fake, 9);
+	unlink(path);
+}
+
+/* Serve some prompts beside a store that lies, and ask for one. */
+static void serve_beside(enum lie lie)
+{
+	struct kvt_request begin = connect_with(20000000);
+	struct kvt_fetched fetched;
+	struct kvt_test_child fake;
+	struct kvt_pool pool;
+
 	kvt_test_equal(kvt_pool_map(worker, &pool), 0);
-	kvt_test_child_start(&fake, pretend, &lie);
-	kvt_test_expect(fake.pipe, 1);
+	pretend_to_serve(&fake, lie);
 	for (uint32_t i = 0; i < 5; i++) {
 		kvt_test_keys(keys, N, 1000 * lie + i);
 		kvt_test_equal(kvt_test_serve(worker, &pool, begin.namespace_id, SALT, keys, N), 0);
@@ -142,8 +181,7 @@ static void serve_beside(enum lie lie)
 	kvt_test_check(kvt_fetch(worker, &begin) >= 0);
 	while (kvt_fetch_poll(worker, &fetched) == 1)
 		kvt_test_check(fetched.positions == 0 || lie == LIE_PROMISE);
-	kvt_test_child_kill(&fake, 9);
-	unlink(path);
+	end_with(&fake);
 	kvt_test_equal(kvt_test_serve(worker, &pool, begin.namespace_id, SALT, keys, N), 0);
 	kvt_test_equal(kvt_client_close(worker, KVT_IDLE), 0);
 }
@@ -152,4 +190,51 @@ TEST_WITH(no_lie_costs_a_prompt_its_bytes_or_its_time, start, kvt_test_end)
 {
 	for (enum lie lie = 0; lie < LIES; lie++)
 		serve_beside(lie);
+}
+
+/* Expect that a store is not asked for a second, but then. */
+static void expect_quiet(const struct kvt_request *begin)
+{
+	kvt_test_equal(kvt_fetch(worker, begin), 0);
+	stands_at_ns += QUIET_NS - 1;
+	kvt_test_equal(kvt_fetch(worker, begin), 0);
+	stands_at_ns += 1;
+	kvt_test_equal(kvt_fetch(worker, begin), 1);
+}
+
+TEST_WITH(a_store_that_misses_three_answers_is_left_alone_for_a_second, start, end)
+{
+	struct kvt_request begin = connect_with(ENOUGH_NS);
+	struct kvt_fetched fetched;
+	struct kvt_test_child fake;
+
+	kvt_test_keys(keys, N, 1);
+	pretend_to_serve(&fake, LIE_SPEECHLESS);
+	stands_at_ns = kvt_now_ns();
+	for (uint32_t i = 0; i < 3; i++) {
+		kvt_test_equal(kvt_fetch(worker, &begin), 1);
+		kvt_test_equal(kvt_fetch_poll(worker, &fetched), 0);
+		stands_at_ns += ENOUGH_NS + 1;
+		kvt_test_equal(kvt_fetch_poll(worker, &fetched), 1);
+		kvt_test_equal(fetched.positions, 0);
+	}
+	expect_quiet(&begin);
+	stands_at_ns = 0;
+	end_with(&fake);
+	kvt_test_equal(kvt_client_close(worker, KVT_IDLE), 0);
+}
+
+TEST_WITH(a_store_that_is_not_there_is_left_alone_for_a_second, start, end)
+{
+	struct kvt_request begin = connect_with(ENOUGH_NS);
+	struct kvt_test_child fake;
+
+	kvt_test_keys(keys, N, 1);
+	stands_at_ns = kvt_now_ns();
+	kvt_test_equal(kvt_fetch(worker, &begin), 0);
+	pretend_to_serve(&fake, LIE_SPEECHLESS);
+	expect_quiet(&begin);
+	stands_at_ns = 0;
+	end_with(&fake);
+	kvt_test_equal(kvt_client_close(worker, KVT_IDLE), 0);
 }
