@@ -103,21 +103,22 @@ def test_a_waiting_request_gets_the_room_that_another_engine_frees(daemon, engin
 
 
 def test_a_waiting_request_gets_the_room_of_the_other_engine_s_requests_when_they_end(daemon, engines):
-    """Two engines, and nothing else: the same."""
+    """Two engines, and nothing else: the same. Each stands until the other one is where it should be.
+    """
     _, a, b = engines
-
-    def held():
-        now = counters(daemon)
-        return now.private_pages + now.protected_pages
-
     # 62 to 81 pages for each, 11 to 86 for the other engine's first, and 123 for its second.
     b.ask(do="generate", prompts=[prompt(next(SEEDS), 920) for _ in range(2)], max_tokens=300)
-    until(lambda: held() >= 2 * 62)
-    said = len(a.said())
-    a.ask(do="beside", long=prompt(next(SEEDS), 100), short=prompt(next(SEEDS), 1900),
-          max_tokens=1200)
-    until(lambda: "#queue-req: 1" in a.said()[said:])
-    assert len(b.answer()) == 2
+    with daemon.connect(observe=True) as observer:
+        now = observer.counters()
+        while now.private_pages + now.protected_pages < 2 * 62:
+            now = observer.counters()
+    with stopped(b.find("sglang::scheduler")):
+        said = len(a.said())
+        a.ask(do="beside", long=prompt(next(SEEDS), 100), short=prompt(next(SEEDS), 1900),
+              max_tokens=1200)
+        until(lambda: "#queue-req: 1" in a.said()[said:])
+    with stopped(a.find("sglang::scheduler")):
+        assert len(b.answer()) == 2
     then, at_last = a.answer()
     assert then < at_last == 1200
     expect_nothing_held(daemon)
