@@ -30,7 +30,7 @@ class Engine:
         self.log = pathlib.Path(log)
         # Without checks: the first reuse computes a page less.
         values = {**os.environ, "OMP_NUM_THREADS": "1", "KVTRUNK_CHECK_EVERY": "0",
-                  "KVTRUNK_REQUIRE_PROOF": "1", **environment}  # compat.TESTED knows each
+                  "KVTRUNK_REQUIRE_PROOF": "1", **environment}  # _compat.TESTED knows each
         if daemon is not None:
             values["KVTRUNK_SOCKET"] = daemon.socket
         with self.log.open("w") as log:

@@ -54,6 +54,17 @@ class Pages:
         self.side[target] = self.side[source]
 
 
+def test_a_module_is_private_or_named_in_a_document():
+    """One whose name promises a command, and prints nothing, would seem to find nothing wrong."""
+    source = pathlib.Path(__file__).resolve().parents[2] / "python"
+    texts = [document.read_text("utf-8") for document in DOCUMENTS]
+    names = [".".join(path.relative_to(source).with_suffix("").parts)
+             for path in (source / "kvtrunk").rglob("*.py")]
+    public = {name for name in names if "._" not in name} - {"kvtrunk.vllm.connector"}  # for vLLM
+    assert "kvtrunk.events" in public
+    assert [name for name in public if not any(name in text for text in texts)] == []
+
+
 def run(block, **given):
     exec(compile(block.text, block.name, "exec"),  # pylint: disable=exec-used
          {"kvtrunk": kvtrunk, **given})

@@ -19,7 +19,7 @@ examples/python/batching.py does. Imports no engine; only `_built` imports torch
 
 Adapters have equal file names for equal parts: _replaced and _cache stand between engine and pool,
 _keys and _drafts make keys, _pool makes tensors, _identity and _updates know the name, _refusals and
-compat what works.
+_compat what works.
 """
 from ._check import EVERY, Bounds, Checks, Finding, check_every, compare, report
 from ._hold import Hold

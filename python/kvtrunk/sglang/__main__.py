@@ -16,7 +16,7 @@ from .. import Geometry, Info
 from .._options import run
 from ..engine import _commands, _doctor, _flags, _main, _prove
 from ..engine._texts import Size
-from . import NAME, _drafts, compat
+from . import NAME, _compat, _drafts
 from ._replaced import REPLACED
 
 
@@ -152,13 +152,13 @@ def _each(variables: list[str], arguments: argparse.Namespace) -> list[list[str]
 def _installed(report: _doctor.Report) -> None:
     spec = importlib.util.find_spec("sglang")
     if spec is None or spec.origin is None:  # a folder of that name is none
-        report.missing("sglang", "SGLang", compat.OURS.run)
+        report.missing("sglang", "SGLang", _compat.OURS.run)
         return
     version = importlib.metadata.version("sglang")
-    missing = list(compat.problems(pathlib.Path(spec.origin).parent.parent))
+    missing = list(_compat.problems(pathlib.Path(spec.origin).parent.parent))
     if missing:
         report.bad(f"sglang {version}: {'; '.join(missing)}",
-                   f"install one of {compat.OURS.newest}, or a newer kvtrunk")
+                   f"install one of {_compat.OURS.newest}, or a newer kvtrunk")
     else:
         report.good(f"sglang {version} has every name that kvtrunk uses")
     report.replaced(REPLACED)

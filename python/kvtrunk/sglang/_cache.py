@@ -28,7 +28,7 @@ from sglang.srt.runtime_context import get_schedule
 
 from .. import Client, Error, Namespace
 from ..engine import _check, _proofs, Name, Refused, Spaces, Stalled, connected_again
-from . import _drafts, _identity, _pool, _refusals, _updates, compat
+from . import _compat, _drafts, _identity, _pool, _refusals, _updates
 from ._events import Events
 from ._keys import keys_of, root_of, shares
 from ._leases import PATIENCE_S, Lease
@@ -46,7 +46,7 @@ _RANK_0S: Any = object()
 
 def make(ctx: Any) -> KvtrunkCache:
     """The cache of an engine, once all that it stands on is proved. Refused: in a sentence."""
-    compat.check()
+    _compat.check()
     runner = ctx.tp_worker.model_runner
     for row in REPLACED:
         path, function = row.what.rsplit(".", 1)
@@ -98,7 +98,7 @@ def _say_unproved(runner: Any, pool: Any) -> None:
         graphs=_graphs(runner),
         scheduling="one step" if get_schedule().disable_overlap_schedule else "overlapped")
     try:
-        unproved = _proofs.check(made, compat.TESTED, _drafts.flags())
+        unproved = _proofs.check(made, _compat.TESTED, _drafts.flags())
     except _proofs.Unproved as error:
         raise Refused(f"--radix-cache-backend kvtrunk: {error}") from None
     if unproved:

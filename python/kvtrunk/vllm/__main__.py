@@ -18,7 +18,7 @@ from .. import Geometry, Info
 from .._options import run
 from ..engine import _commands, _doctor, _flags, _main, _prove
 from ..engine._texts import Size
-from . import compat
+from . import _compat
 from ._drafts import METHODS
 from ._refusals import DRAFTS
 from ._releases import OURS
@@ -235,15 +235,15 @@ def _plan(arguments: argparse.Namespace, size: Size) -> _prove.Plan:
 
 def _installed(report: _doctor.Report) -> None:
     try:
-        missing = compat.problems(compat.installed())
+        missing = _compat.problems(_compat.installed())
     except ModuleNotFoundError:
         report.missing("vllm", "vLLM", OURS.run)
         return
     if missing:
-        report.bad(f"vLLM {compat.full_version()}: {'; '.join(missing)}",
+        report.bad(f"vLLM {_compat.full_version()}: {'; '.join(missing)}",
                    f"install vllm {OURS.newest}, or a newer kvtrunk")
     else:
-        report.good(f"vLLM {compat.full_version()} has every name and call that kvtrunk uses. Run "
+        report.good(f"vLLM {_compat.full_version()} has every name and call that kvtrunk uses. Run "
                     f"here before: {OURS.run}, {OURS.by}, and of {OURS.newest} {OURS.parts}")
     report.replaced(REPLACED)
     points = importlib.metadata.entry_points(group="vllm.general_plugins")

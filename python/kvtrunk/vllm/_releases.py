@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of vLLM from one supported release to the next. compat has all else that is used.
+"""Changes of vLLM from one supported release to the next. _compat has all else that is used.
 
 An override takes the arguments of all these releases; names that only newer ones have are required
 of those alone.
@@ -14,7 +14,7 @@ OURS = RELEASES["vllm"]
 
 
 class Change(NamedTuple):
-    """`methods` and `calls` as METHODS and CALLS of compat. `inherited`: methods of vLLM's classes
+    """`methods` and `calls` as METHODS and CALLS of _compat. `inherited`: methods of vLLM's classes
     that are new and right as they are."""
 
     methods: dict[str, dict[str, dict[str, tuple[str, ...]]]]

@@ -19,7 +19,7 @@ from ..engine import Name, Weights, around, model_folder, refuse, tensor_shapes
 from ._drafts import identity, in_pages, model_of
 from ._identity import unknown
 from ._refusals import ALONE, NAME
-from .compat import ADAPTERS, HARMLESS
+from ._compat import ADAPTERS, HARMLESS
 
 logger = init_logger("vllm.kvtrunk")  # vLLM shows its own names only
 

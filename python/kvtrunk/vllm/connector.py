@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from ..engine import _proofs, Finding, refuse
-from . import compat
+from . import _compat
 from ._cache import Check, KvtrunkKVCacheManager
 from ._drafts import hold_outputs, in_pages
 from ._engine import Engine, Worker
@@ -37,7 +37,7 @@ _engines: dict[str, Engine] = {}
 def _say_unproved(config: Any, layout: str, backend: str) -> None:
     """Warn if engines like this one were not proved. Refused, if a proof is required."""
     made = _proofs.made(
-        "vllm", compat.full_version(),
+        "vllm", _compat.full_version(),
         "cpu" if current_platform.is_cpu() else current_platform.get_device_name(),
         backend=backend, layout=layout, dtype=str(config.model_config.dtype).removeprefix("torch."),
         kv_dtype=str(config.cache_config.cache_dtype), page_size=config.cache_config.block_size,
@@ -47,7 +47,7 @@ def _say_unproved(config: Any, layout: str, backend: str) -> None:
         warm_up="off" if config.model_config.enforce_eager else "on",
         scheduling="asynchronous" if config.scheduler_config.async_scheduling else "synchronous")
     try:
-        unproved = _proofs.check(made, compat.TESTED)
+        unproved = _proofs.check(made, _compat.TESTED)
     except _proofs.Unproved as error:
         refuse(str(error))
     if unproved:
@@ -97,7 +97,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
         engine_id = vllm_config.kv_transfer_config.engine_id
         if engine_id in _engines:
             return None
-        compat.check_installed()
+        _compat.check_installed()
         check_config(vllm_config)
         engine = Engine(vllm_config)
         try:
@@ -265,7 +265,7 @@ class KvtrunkConnector(KVConnectorBase_V1, SupportsHMA):
             refuse(f"workers with different attention backends: {sorted(made_by)}")
         backend, isa, groups = made_by.pop()
         _say_unproved(self._config, self._layout, backend)
-        engine.open(";".join(["vllm", compat.version(), self._layout, backend, isa,
+        engine.open(";".join(["vllm", _compat.version(), self._layout, backend, isa,
                               str(engine.info.page_size), *([groups] if groups else [])]))
         logger.info("kvtrunk: session %d on %s, %d pages of %d positions, %s, %s %s %s",
                     engine.info.session, engine.info.instance, engine.info.n_pages,

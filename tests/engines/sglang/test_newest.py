@@ -2,8 +2,8 @@
 """The newest release of SGLang has every name that is used."""
 import newest
 
-from kvtrunk.sglang import compat
+from kvtrunk.sglang import _compat
 
 
 def test_the_newest_sglang_has_all_names():
-    assert compat.problems(newest.wheel("sglang")) == []
+    assert _compat.problems(newest.wheel("sglang")) == []

@@ -9,7 +9,7 @@ import sglang
 import torch
 
 from kvtrunk.engine._refusals import Refused
-from kvtrunk.sglang import _refusals, compat
+from kvtrunk.sglang import _compat, _refusals
 
 
 def options(**more):
@@ -128,12 +128,12 @@ def test_ropes_of_transformers_that_grow_are_refused(scaling):
 
 
 def test_the_installed_release_has_every_name():
-    assert compat.problems(Path(sglang.__file__).parent.parent) == []
+    assert _compat.problems(Path(sglang.__file__).parent.parent) == []
 
 
 def test_a_missing_name_is_a_sentence(monkeypatch):
-    monkeypatch.setitem(compat.NAMES, "sglang.srt.mem_cache.registry.no_such_name", ())
-    said = compat.problems(Path(sglang.__file__).parent.parent)
+    monkeypatch.setitem(_compat.NAMES, "sglang.srt.mem_cache.registry.no_such_name", ())
+    said = _compat.problems(Path(sglang.__file__).parent.parent)
     assert len(said) == 1 and "no_such_name" in said[0]
 
 

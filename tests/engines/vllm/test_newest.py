@@ -9,7 +9,7 @@ import sys
 import newest
 import pytest
 
-from kvtrunk.vllm import compat
+from kvtrunk.vllm import _compat
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIFE = "test_a_request_reads_its_own_tokens_windows_and_states"
@@ -25,7 +25,7 @@ def wheel():
 
 
 def test_the_newest_vllm_has_all_names(wheel):
-    assert compat.problems(wheel / "vllm") == []
+    assert _compat.problems(wheel / "vllm") == []
 
 
 def test_the_newest_vllm_schedules_on_a_pool(wheel, tmp_path):

@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, CrossAttentio
 from kvtrunk import testing
 from kvtrunk.engine import _calls
 from kvtrunk.engine._refusals import Refused
-from kvtrunk.vllm import compat
+from kvtrunk.vllm import _compat
 from kvtrunk.vllm import __main__ as commands
 from kvtrunk.vllm import _groups as groups
 from kvtrunk.vllm import _refusals as rules
@@ -380,7 +380,7 @@ def test_what_side_pages_hold_is_named():
 # ---- names
 
 def test_the_installed_vllm_has_all_names():
-    assert compat.problems(compat.installed()) == []
+    assert _compat.problems(_compat.installed()) == []
 
 
 @pytest.mark.parametrize("file,old,new,says", [
@@ -412,23 +412,23 @@ def test_the_installed_vllm_has_all_names():
     ("distributed/kv_transfer/kv_connector/v1/base.py", "def has_pending_block_frees(",
      "def has_frees(", "has_frees()")])
 def test_a_renamed_name_is_found(tmp_path, file, old, new, says):
-    sources = compat.Sources(compat.installed())
-    assert compat.problems_of(sources) == []
+    sources = _compat.Sources(_compat.installed())
+    assert _compat.problems_of(sources) == []
     for name, text in sources.texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         assert name != file or old in text
         (tmp_path / name).write_text(text.replace(old, new) if name == file else text)
-    found, renamed = compat.problems(tmp_path), new.removeprefix("def ").rstrip("(")
+    found, renamed = _compat.problems(tmp_path), new.removeprefix("def ").rstrip("(")
     assert any(says in line for line in found), found
     assert all(says in line or f"{renamed}()" in line for line in found), found
 
 
-@pytest.mark.parametrize("ours", compat.REPLACED, ids=lambda ours: ours[1])
+@pytest.mark.parametrize("ours", _compat.REPLACED, ids=lambda ours: ours[1])
 def test_no_override_takes_what_it_does_not_know(ours):
     """An argument of a new release would be dropped in silence."""
-    found = compat.overrides(*ours)
-    base = ast.parse((compat.installed() / compat.REPLACED[ours][0]).read_text())
-    theirs = _calls.methods(base, compat.REPLACED[ours][1])
+    found = _compat.overrides(*ours)
+    base = ast.parse((_compat.installed() / _compat.REPLACED[ours][0]).read_text())
+    theirs = _calls.methods(base, _compat.REPLACED[ours][1])
     assert len(found.keys() & theirs.keys()) > 5
     for name in found.keys() & theirs.keys():
         assert found[name].args.vararg is None and found[name].args.kwarg is None, name

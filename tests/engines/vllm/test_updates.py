@@ -16,7 +16,7 @@ from vllm.model_executor import model_loader as loaders
 from vllm.model_executor.model_loader import DefaultModelLoader, LoadFormats
 
 from kvtrunk.engine._name import Name
-from kvtrunk.vllm import _updates, compat
+from kvtrunk.vllm import _compat, _updates
 from kvtrunk.vllm._updates import Watch, _adapters, _built
 
 
@@ -70,7 +70,7 @@ def reload(executor, path, **more):
     executor.collective_rpc("reload_weights", kwargs={"weights_path": str(path), **more})
 
 
-@pytest.mark.parametrize("call", sorted(compat.CHANGES) + [
+@pytest.mark.parametrize("call", sorted(_compat.CHANGES) + [
     "update_config", "reset_weights", "apply_model", "a method of a worker's extension",
     lambda worker: None, b"a pickled function"])
 def test_a_call_that_may_change_weights_leaves_the_name_before_it_runs(engine, call):
@@ -82,7 +82,7 @@ def test_a_call_that_may_change_weights_leaves_the_name_before_it_runs(engine, c
         assert executor.watch.name.alone
 
 
-@pytest.mark.parametrize("call", sorted(compat.HARMLESS - {"synchronize_device"}))
+@pytest.mark.parametrize("call", sorted(_compat.HARMLESS - {"synchronize_device"}))
 def test_other_calls_change_nothing(engine, call):
     executor = engine()
     before = name(executor)
