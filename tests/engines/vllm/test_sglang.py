@@ -28,7 +28,7 @@ def sglang(folder, tmp_path_factory):
 
     def refused(daemon):
         made = module.Engine(folder, tmp_path_factory.mktemp("sglang") / "log", daemon,
-                             page_size=PAGE, max_total_tokens=255 * PAGE)
+                             page_size=PAGE)
         with pytest.raises(RuntimeError):
             made.wait()
         made.kill()
