@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
 import pathlib
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 from .. import Geometry, Info
 from .._options import run
@@ -62,14 +63,28 @@ def _mtp_layers(folder: pathlib.Path) -> int:
                      "num_nextn_predict_layers. Remove --speculative-config")
 
 
+@contextlib.contextmanager
+def _errors_only() -> Iterator[None]:
+    """vLLM, where it is imported first, logs errors only. Engines that are started later log all."""
+    name = "VLLM_LOGGING_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Optional[int],
              otherwise: str = "") -> dict[str, Any]:
     """The shape of a model whose layers differ, as vLLM groups them. block_size: None lets vLLM
     choose. otherwise: what needs no vLLM. SystemExit: it cannot be shared."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        from ._groups import sides, sides_text
-        from ._plan import planned
+        with _errors_only():
+            from ._groups import sides, sides_text
+            from ._plan import planned
         from ..engine._refusals import Refused
     except ModuleNotFoundError as error:
         raise SystemExit(f"{folder}: the layers differ, and only vLLM knows how it groups them "

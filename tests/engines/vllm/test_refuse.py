@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -614,6 +615,7 @@ def test_flags_print_no_type_that_gated_delta_nets_refuse_on_cpus(tmp_path, monk
     monkeypatch.setattr(sys, "argv", ["", "flags", "--device=cpu", "--pool-bytes=16M", str(
         model.write(tmp_path, **{**model.states(name), "dtype": kind}))])
     assert commands.main() == 0
+    assert "VLLM_LOGGING_LEVEL" not in os.environ  # engines that `prove` starts log all
     daemon, words = (shlex.split(line) for line in capsys.readouterr().out.splitlines()
                      if line.startswith(("kvtrunkd", "env ")))
     assert (words[words.index("--dtype") + 1] if "--dtype" in words else None) == says
