@@ -232,6 +232,29 @@ def test_pages_come_from_the_stock_and_go_there_while_the_daemon_is_stopped(daem
         assert in_use(ring) == 0 and ring.reap() == []
 
 
+def test_pages_that_the_stock_keeps_cost_no_operation(daemon):
+    with daemon.connect(any_geometry=True) as client:
+        ring = stocked(client)
+        ring.free(ring.pages(2), None)
+        first = client.stats().operations
+        each = client.stats().operations - first
+        ring.free(ring.pages(2), None)
+        assert ring.stocked == 8
+        assert client.stats().operations == first + 2 * each
+
+
+def test_answers_are_taken_when_their_room_is_needed(daemon, ring):
+    """Without reap() between."""
+    n = 24
+    lease = begin(ring, n * PAGE).lease
+    with daemon.connect(observe=True) as observer:
+        for i in range(1, n + 1):
+            assert ring.commit(lease, i * PAGE, NONE, None, False)
+            while observer.counters().inserted_pages < i:
+                pass
+    ring.end(lease, None)
+
+
 def test_pages_that_went_to_the_stock_leave_it_behind_their_fence(daemon):
     with daemon.connect(any_geometry=True) as client:
         ring = Ring(client, stock=8)
