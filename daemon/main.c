@@ -10,6 +10,7 @@
 #include "daemon/serve/turn.h"
 #include "daemon/setup/background.h"
 #include "daemon/setup/command.h"
+#include "daemon/setup/mps_gone.h"
 #include "daemon/start.h"
 #include "shm/commit.h"
 #include "shm/stdio.h"
@@ -30,6 +31,8 @@ int main(int argc, char **argv)
 	int command, error, ready = -1, status;
 
 	kvt_stdio_begin("kvtrunkd");
+	if (argc > 1 && strcmp(argv[1], KVT_MPS_GONE_COMMAND) == 0)
+		return kvt_mps_gone_main(argc - 2, argv + 2);
 	command = kvt_config_parse(&daemon.config, argc, argv, why);
 	if (command < 0) {
 		fprintf(stderr, "kvtrunkd: %s\n", why);

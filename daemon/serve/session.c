@@ -56,6 +56,8 @@ void kvt_session_release(struct kvt_daemon *daemon, struct kvt_session *session)
 	uint64_t tag = kvt_tag(KVT_TAG_DOORBELL, session->index, session->generation);
 	struct kvt_member *member = session->members, *next;
 
+	if (daemon->pool.ops && daemon->pool.ops->forget)
+		daemon->pool.ops->forget(&daemon->pool, session->index);
 	for (; member; member = next) {
 		next = member->next;
 		kvt_member_release(daemon, member);
@@ -520,12 +522,24 @@ static bool in_core(const struct kvt_daemon *daemon, const struct kvt_session *s
 	       kvt_core_session(daemon->core, session->index)->state != KVT_SESSION_FREE;
 }
 
+/* Log once that the pool cannot say whether a dead client still writes. */
+static void log_unproved(struct kvt_daemon *daemon, struct kvt_session *session, const char *why)
+{
+	session->unproved = true;
+	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
+			KVT_LOG_WARNING, "mps_silent",
+			"session=%u pid=%d why=\"%s\" effect=\"its pages are free mps_grace_ms after "
+			"its end\" cure=\"docs/gpu.md, When a dead client's pages are free again\"",
+			session->index, (int)session->members->pid, why);
+}
+
 /* Ask the pool whether private pages can be freed. That needs every socket hung up, every process
  * exited, and no launched kernel or DMA that still writes. */
 static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 {
 	struct kvt_pool_writer writer = { .session = session->index };
 	uint64_t again_ns = UINT64_MAX;
+	char why[256] = "";
 
 	if (session->quiet || session->connections || session->processes ||
 	    !in_core(daemon, session))
@@ -536,19 +550,19 @@ static void ask_quiet(struct kvt_daemon *daemon, struct kvt_session *session)
 		return;
 	writer.ended_ns = session->ended_ns;
 	for (const struct kvt_member *member = session->members; member; member = member->next) {
-		if (writer.n_pids == KVT_POOL_WRITER_PIDS) {
-			writer.n_pids = 0;
-			break;
-		}
+		KVT_ASSERT(writer.n_pids < KVT_MAX_RANKS);
 		writer.pids[writer.n_pids++] = member->pid;
 	}
-	if (!daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->clock.real_ns, &again_ns)) {
+	session->quiet = daemon->pool.ops->quiesce(&daemon->pool, &writer, daemon->clock.real_ns,
+						   &again_ns, why, sizeof(why));
+	if (*why && !session->unproved)
+		log_unproved(daemon, session, why);
+	if (!session->quiet) {
 		session->quiet_again_ns = again_ns;
 		if (again_ns < daemon->timers.next_ns)
 			daemon->timers.next_ns = again_ns;
 		return;
 	}
-	session->quiet = true;
 	kvt_core_session_sign(daemon->core, session->index, KVT_SIGN_QUIET, daemon->clock.now_ns);
 }
 

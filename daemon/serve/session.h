@@ -49,6 +49,7 @@ struct kvt_session {
 	uint32_t processes;   /* processes that have not exited */
 	int doorbell, bell;   /* -1 = none; bell: our end of the completion socket */
 	bool quiet;           /* the pool backend found no writer left */
+	bool unproved;        /* it could not find out, and the log says so */
 	bool no_resume;       /* the session ends with this daemon */
 	uint32_t name_generation; /* generation in the core, in names of stored descriptors */
 	uint64_t quiet_again_ns;

@@ -1,19 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ask MPS for a dead client (mps.h).
- *
- * An ask is a run of the control program for each line:
- *
- *     get_server_list                    PIDs of servers
- *     get_client_list SERVER             for each server: PIDs of clients
- *     terminate_client SERVER CLIENT     for each of the writer's that is listed: 0 if it ended
- *
- * A server lists a client until it has noticed its death and released all that it had. A client in
- * no list is gone only if these are all servers, and a PID is the same process there and here: each
- * process nvidia-cuda-mps-server of /proc must be in the list and in our PID namespace, and each of
- * the list in /proc. An answer that is not understood counts as silence.
- *
- * Called through the quiesce() of pool_cuda.c.
+ * Whether MPS runs, and the question whether it still has a dead client (mps.h). Called through
+ * quiesce() of pool_cuda.c.
  */
 #include "daemon/setup/mps.h"
 
@@ -21,67 +9,50 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/log/lines.h"
+#include "daemon/setup/mps_gone.h"
 #include "daemon/setup/pool_backend.h"
 #include "shm/assert.h"
 
-#define SERVER_NAME "nvidia-cuda-mps-server"
-#define ANSWER_BYTES 16384        /* longer answers are not understood */
-#define PATIENCE_NS 3000000000ull /* for one ask */
-#define LOOK_NS 5000000ull        /* between looks at a child */
-#define LIST_NS 100000000ull      /* before the lists are asked for again */
-#define SILENCE_NS 1000000000ull  /* before the next ask after one without an answer */
+#define THERE_NS 100000000ull    /* before the next question about a client that may be there */
+#define UNKNOWN_NS 1000000000ull /* and about one of which nothing was proved */
+/* The asking process ends itself before. */
+#define GIVEN_UP_NS ((KVT_MPS_GONE_SECONDS + 1) * 1000000000ull)
 
-/* ---- processes */
+/* ---- whether it runs */
 
-/* Read a file of a process. Returns the length, at most size - 1, and ends it with '\0'. */
-static size_t read_of_process(const char *proc, const char *pid, const char *name, char *text,
-			      size_t size)
+/* True if a process of that name runs. */
+static bool process_runs(const char *name)
 {
-	char path[600];
-	ssize_t n;
-	int fd;
-
-	snprintf(path, sizeof(path), "%s/%s/%s", proc, pid, name);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	n = fd < 0 ? 0 : read(fd, text, size - 1);
-	if (fd >= 0)
-		close(fd);
-	text[n > 0 ? n : 0] = '\0';
-	return n > 0 ? (size_t)n : 0;
-}
-
-/* Call `see` for each process until it returns false. */
-static void each_process(const char *proc, bool (*see)(const char *pid, void *context),
-			 void *context)
-{
-	DIR *dir = opendir(proc);
 	struct dirent *entry;
+	DIR *dir = opendir("/proc");
+	bool found = false;
 
-	while (dir && (entry = readdir(dir)))
-		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-		    !see(entry->d_name, context))
-			break;
+	while (dir && !found && (entry = readdir(dir))) {
+		char path[300], comm[32] = "";
+		int fd;
+
+		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
+			strncmp(comm, name, strlen(name)) == 0;
+		close(fd);
+	}
 	if (dir)
 		closedir(dir);
-}
-
-static bool see_any(const char *pid, void *found)
-{
-	char name[32];
-
-	read_of_process("/proc", pid, "comm", name, sizeof(name));
-	*(bool *)found = strncmp(name, "nvidia-cuda-mps", 15) == 0;
-	return !*(bool *)found;
+	return found;
 }
 
 bool kvt_mps_found(void)
@@ -89,308 +60,145 @@ bool kvt_mps_found(void)
 	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
 	char path[512];
 	struct stat st;
-	bool found = false;
 
 	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
-	if (stat(path, &st) == 0)
-		return true;
-	each_process("/proc", see_any, &found);
-	return found;
+	return stat(path, &st) == 0 || process_runs(KVT_MPS_COMM);
 }
 
-/* True if a process has this PID, which then is not the one that died. */
-static bool is_taken(const struct kvt_mps_control *mps, int32_t pid)
+/* ---- a question */
+
+/* Start the process that asks, with its output in `to`. 0, or an errno. posix_spawn() waits for the
+ * start of this very program, and calls no handlers of fork(), which would be the driver's. */
+static int start(struct kvt_mps_question *question, const char **argv, int to)
 {
-	char name[16], text[512];
-	const char *state;
-
-	snprintf(name, sizeof(name), "%d", pid);
-	if (read_of_process(mps->proc, name, "stat", text, sizeof(text)) == 0)
-		return false;
-	state = strrchr(text, ')'); /* "PID (name) S ..." */
-	return !state || (strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0);
-}
-
-struct servers {
-	const struct kvt_mps_control *mps;
-	uint32_t n;
-	bool strange;
-};
-
-static bool see_server(const char *pid, void *context)
-{
-	struct servers *servers = context;
-	char text[4096], *name, *ids;
-
-	read_of_process(servers->mps->proc, pid, "cmdline", text, sizeof(text));
-	name = strrchr(text, '/');
-	if (strcmp(name ? name + 1 : text, SERVER_NAME) != 0)
-		return true;
-	servers->strange = true;
-	for (uint32_t i = 0; i < servers->mps->n_servers; i++)
-		if (servers->mps->servers[i] == atoi(pid))
-			servers->strange = false;
-	/* "NSpid:", and its PID in each namespace from ours to its own. */
-	read_of_process(servers->mps->proc, pid, "status", text, sizeof(text));
-	ids = strstr(text, "\nNSpid:\t");
-	if (!ids || strspn(ids + 8, "0123456789") != strcspn(ids + 8, "\n"))
-		servers->strange = true;
-	servers->n++;
-	return !servers->strange;
-}
-
-/* True if the servers of the list are the servers that run here. */
-static bool servers_are_all(const struct kvt_mps_control *mps)
-{
-	struct servers servers = { .mps = mps };
-
-	each_process(mps->proc, see_server, &servers);
-	return !servers.strange && servers.n == mps->n_servers && servers.n > 0;
-}
-
-/* ---- the child */
-
-/* The ask is over. */
-static enum kvt_mps_word end(struct kvt_mps_control *mps, enum kvt_mps_word word)
-{
-	kvt_mps_stop(mps);
-	return word;
-}
-
-static void become_control(const char *program, int question, int answer)
-{
-	char *argv[] = { (char *)(uintptr_t)program, NULL };
-	sigset_t none;
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	sigset_t none, all;
+	int error;
 
 	sigemptyset(&none);
-	sigprocmask(SIG_SETMASK, &none, NULL);
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (dup2(question, 0) < 0 || dup2(answer, 1) < 0 || dup2(answer, 2) < 0)
-		_exit(127);
-	closefrom(3);
-	execvp(program, argv);
-	dprintf(2, "%s: %s", program, strerror(errno));
-	_exit(127);
-}
-
-static int file_with(const char *text)
-{
-	int fd = memfd_create("kvt-mps", MFD_CLOEXEC);
-
-	if (fd >= 0 && (write(fd, text, strlen(text)) != (ssize_t)strlen(text) ||
-			lseek(fd, 0, SEEK_SET) != 0)) {
-		close(fd);
-		fd = -1;
+	sigfillset(&all);
+	if (posix_spawn_file_actions_init(&actions) != 0)
+		return ENOMEM;
+	if (posix_spawnattr_init(&attributes) != 0) {
+		posix_spawn_file_actions_destroy(&actions);
+		return ENOMEM;
 	}
-	return fd;
+	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+				 POSIX_SPAWN_SETPGROUP);
+	posix_spawnattr_setsigmask(&attributes, &none);
+	posix_spawnattr_setsigdefault(&attributes, &all);
+	error = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	if (!error)
+		error = posix_spawn_file_actions_adddup2(&actions, to, 1);
+	if (!error)
+		error = posix_spawn_file_actions_adddup2(&actions, to, 2);
+	if (!error)
+		error = posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+	if (!error)
+		error = posix_spawn(&question->process, question->asker, &actions, &attributes,
+				    (char **)(uintptr_t)argv, environ);
+	if (error)
+		question->process = 0;
+	posix_spawnattr_destroy(&attributes);
+	posix_spawn_file_actions_destroy(&actions);
+	return error;
 }
 
-/* Start the control program with a line of input. _Fork() calls no handlers, which would be the
- * driver's. */
-static enum kvt_mps_word start(struct kvt_mps_control *mps, enum kvt_mps_step step,
-			       const char *line)
+static enum kvt_mps_verdict begin(struct kvt_mps_question *question, const char *control,
+				  const struct kvt_pool_writer *writer, uint64_t now_ns)
 {
-	int question = file_with(line), answer = file_with("");
+	char pids[KVT_MAX_RANKS][16];
+	const char *argv[KVT_MAX_RANKS + 4] = { "kvtrunkd", KVT_MPS_GONE_COMMAND, control };
+	int ends[2], error;
 
-	KVT_ASSERT(!mps->child && mps->answer < 0);
-	mps->child = question < 0 || answer < 0 ? -1 : _Fork();
-	if (mps->child == 0)
-		become_control(mps->program, question, answer);
-	if (question >= 0)
-		close(question);
-	mps->answer = answer;
-	mps->step = step;
-	if (mps->child > 0)
-		return KVT_MPS_ASKED;
-	snprintf(mps->why, sizeof(mps->why), "%s cannot be run: %s", mps->program,
-		 strerror(errno));
-	return end(mps, KVT_MPS_SILENT);
-}
-
-/* Take the output of a child that has ended. Negative: it failed, or said too much. */
-static int take_answer(struct kvt_mps_control *mps, int status, char *text, size_t size)
-{
-	ssize_t n = pread(mps->answer, text, size, 0);
-	bool whole = n >= 0 && (size_t)n < size;
-	char line[100];
-
-	close(mps->answer);
-	mps->answer = -1;
-	text[whole ? n : 0] = '\0';
-	if (whole && WIFEXITED(status) && WEXITSTATUS(status) == 0)
-		return 0;
-	kvt_log_clean(line, sizeof(line), text, strcspn(text, "\n"));
-	snprintf(mps->why, sizeof(mps->why), "%s failed: %s", mps->program,
-		 *line ? line : "no output");
-	return -1;
-}
-
-/* Read a list of PIDs, one a line, and store the first `most`. Returns their number; negative: it
- * has something else. */
-static int read_pids(const char *text, int32_t *ret_pids, int most)
-{
-	int n = 0;
-
-	while (*(text += strspn(text, " \n"))) {
-		size_t digits = strspn(text, "0123456789");
-
-		if (digits == 0 || digits > 9 || !strchr(" \n", text[digits]))
-			return -1;
-		if (n < most)
-			ret_pids[n] = atoi(text);
-		n++;
-		text += digits;
+	for (uint32_t i = 0; i < writer->n_pids; i++) {
+		snprintf(pids[i], sizeof(pids[i]), "%d", writer->pids[i]);
+		argv[3 + i] = pids[i];
 	}
-	return n;
-}
-
-/* ---- an ask */
-
-static enum kvt_mps_word misunderstood(struct kvt_mps_control *mps, const char *text)
-{
-	char line[100];
-
-	snprintf(mps->why, sizeof(mps->why), "%s answers what is not understood: %s", mps->program,
-		 kvt_log_clean(line, sizeof(line), text, strcspn(text, "\n")));
-	return end(mps, KVT_MPS_SILENT);
-}
-
-/* Go on with the next client to end, or the next server. */
-static enum kvt_mps_word go_on(struct kvt_mps_control *mps)
-{
-	char line[80];
-
-	if (mps->client < mps->n_listed) {
-		int32_t pid = mps->listed[mps->client++];
-
-		if (is_taken(mps, pid)) {
-			snprintf(mps->why, sizeof(mps->why), "pid %d is another process's now",
-				 pid);
-			return end(mps, KVT_MPS_SILENT);
-		}
-		snprintf(line, sizeof(line), "terminate_client %d %d\n",
-			 mps->servers[mps->server - 1], pid);
-		return start(mps, KVT_MPS_TERMINATE, line);
+	error = pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 ? 0 : errno;
+	if (!error) {
+		error = start(question, argv, ends[1]);
+		close(ends[1]);
+		if (error)
+			close(ends[0]);
 	}
-	if (mps->refused) /* or it ended in between: the lists will tell */
-		return end(mps, KVT_MPS_ASKED);
-	if (mps->server < mps->n_servers) {
-		snprintf(line, sizeof(line), "get_client_list %d\n", mps->servers[mps->server++]);
-		return start(mps, KVT_MPS_CLIENT_LIST, line);
+	if (error) {
+		snprintf(question->why, sizeof(question->why),
+			 "no process can be started to ask: %s", strerror(error));
+		return KVT_MPS_UNKNOWN;
 	}
-	if (servers_are_all(mps))
-		return end(mps, KVT_MPS_GONE);
-	snprintf(mps->why, sizeof(mps->why), "%s knows %u servers, which are not those that run "
-		 "here: another control daemon's, or another PID namespace's", mps->program,
-		 mps->n_servers);
-	return end(mps, KVT_MPS_SILENT);
+	if (question->session != writer->session)
+		*question->why = '\0';
+	question->answer = ends[0];
+	question->session = writer->session;
+	question->given_up_ns = now_ns + GIVEN_UP_NS;
+	return KVT_MPS_THERE;
 }
 
-static enum kvt_mps_word take_servers(struct kvt_mps_control *mps, const char *text)
+/* End it with all that it started. Called before its end is collected, so the number is its own. It
+ * sleeps nowhere that SIGKILL does not reach, so the wait is short. */
+static int end(struct kvt_mps_question *question)
 {
-	int n = read_pids(text, mps->servers, KVT_MPS_SERVERS);
-
-	if (n < 0 || n > KVT_MPS_SERVERS)
-		return misunderstood(mps, text);
-	mps->n_servers = (uint32_t)n;
-	mps->server = 0;
-	return go_on(mps);
-}
-
-static enum kvt_mps_word take_clients(struct kvt_mps_control *mps,
-				      const struct kvt_pool_writer *writer, const char *text)
-{
-	int32_t clients[1024];
-	int n = read_pids(text, clients, 1024);
-
-	if (n < 0 || n > 1024)
-		return misunderstood(mps, text);
-	mps->n_listed = mps->client = 0;
-	for (uint32_t i = 0; i < writer->n_pids; i++)
-		for (int j = 0; j < n; j++)
-			if (clients[j] == writer->pids[i]) {
-				mps->listed[mps->n_listed++] = writer->pids[i];
-				break;
-			}
-	return go_on(mps);
-}
-
-static enum kvt_mps_word begin(struct kvt_mps_control *mps, const struct kvt_pool_writer *writer,
-			       uint64_t now_ns)
-{
-	const char *why = !*mps->program ? "mps_control is empty" :
-			  writer->n_pids == 0 ? "the session has too many processes" : NULL;
-
-	if (mps->killed && waitpid(mps->killed, NULL, WNOHANG) == 0)
-		why = "the control program was killed and has not ended yet";
-	else
-		mps->killed = 0;
-	if (why) {
-		snprintf(mps->why, sizeof(mps->why), "%s", why);
-		return KVT_MPS_SILENT;
-	}
-	mps->session = writer->session;
-	mps->until_ns = now_ns + PATIENCE_NS;
-	mps->n_servers = mps->server = mps->n_listed = mps->client = 0;
-	mps->refused = false;
-	return start(mps, KVT_MPS_SERVER_LIST, "get_server_list\n");
-}
-
-/* Take the child's answer, if it has ended. */
-static enum kvt_mps_word look(struct kvt_mps_control *mps, const struct kvt_pool_writer *writer)
-{
-	char text[ANSWER_BYTES];
 	int status = 0;
-	pid_t ended = waitpid(mps->child, &status, WNOHANG);
-	bool failed;
 
-	if (ended == 0)
-		return KVT_MPS_ASKED;
-	mps->child = 0;
-	if (ended < 0) {
-		snprintf(mps->why, sizeof(mps->why), "no end of %s is seen: SIGCHLD is ignored",
-			 mps->program);
-		return end(mps, KVT_MPS_SILENT);
-	}
-	failed = take_answer(mps, status, text, sizeof(text)) != 0;
-	if (mps->step == KVT_MPS_TERMINATE) {
-		mps->refused |= failed || strcmp(text, "0\n") != 0;
-		return go_on(mps);
-	}
-	if (failed)
-		return end(mps, KVT_MPS_SILENT);
-	return mps->step == KVT_MPS_SERVER_LIST ? take_servers(mps, text) :
-						  take_clients(mps, writer, text);
+	kill(-question->process, SIGKILL);
+	waitpid(question->process, &status, 0);
+	close(question->answer);
+	question->process = 0;
+	question->answer = -1;
+	return status;
 }
 
-enum kvt_mps_word kvt_mps_ask(struct kvt_mps_control *mps, const struct kvt_pool_writer *writer,
-			      uint64_t now_ns, uint64_t *ret_again_ns)
+/* Take the answer of the process, which has ended. */
+static enum kvt_mps_verdict take(struct kvt_mps_question *question)
 {
-	bool own = mps->session == writer->session;
-	enum kvt_mps_word word = KVT_MPS_ASKED;
+	char text[sizeof(question->why)];
+	ssize_t n = read(question->answer, text, sizeof(text) - 1);
+	int status = end(question);
 
-	KVT_ASSERT(writer->n_pids <= KVT_POOL_WRITER_PIDS);
-	if (mps->step != KVT_MPS_NONE && now_ns >= mps->until_ns) {
-		snprintf(mps->why, sizeof(mps->why), "%s does not answer", mps->program);
-		word = end(mps, own ? KVT_MPS_SILENT : KVT_MPS_ASKED);
-	} else if (mps->step == KVT_MPS_NONE) {
-		word = begin(mps, writer, now_ns);
-	} else if (own) {
-		word = look(mps, writer);
-	}
-	*ret_again_ns = now_ns + (word == KVT_MPS_SILENT ? SILENCE_NS :
-				  mps->step == KVT_MPS_NONE ? LIST_NS : LOOK_NS);
-	return word;
+	text[n > 0 ? n : 0] = '\0';
+	kvt_log_clean(question->why, sizeof(question->why), text, strcspn(text, "\n"));
+	if (WIFEXITED(status) && (WEXITSTATUS(status) == KVT_MPS_GONE ||
+				  WEXITSTATUS(status) == KVT_MPS_THERE ||
+				  WEXITSTATUS(status) == KVT_MPS_UNKNOWN))
+		return (enum kvt_mps_verdict)WEXITSTATUS(status);
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+		snprintf(question->why, sizeof(question->why), "no answer within %d s",
+			 KVT_MPS_GONE_SECONDS);
+	else
+		snprintf(question->why, sizeof(question->why),
+			 "the process that asks ended by %s %d",
+			 WIFEXITED(status) ? "status" : "signal",
+			 WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+	return KVT_MPS_UNKNOWN;
 }
 
-void kvt_mps_stop(struct kvt_mps_control *mps)
+enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *control,
+				 const struct kvt_pool_writer *writer, uint64_t now_ns,
+				 uint64_t *ret_again_ns, const char **ret_why)
 {
-	if (mps->child > 0 && kill(mps->child, SIGKILL) == 0 &&
-	    waitpid(mps->child, NULL, WNOHANG) == 0)
-		mps->killed = mps->child;
-	if (mps->answer >= 0)
-		close(mps->answer);
-	mps->child = 0;
-	mps->answer = -1;
-	mps->step = KVT_MPS_NONE;
+	enum kvt_mps_verdict verdict = KVT_MPS_THERE;
+	siginfo_t info = { .si_pid = 0 };
+	bool own;
+
+	if (question->process && now_ns >= question->given_up_ns) /* nobody looked at it */
+		end(question);
+	own = !question->process || question->session == writer->session;
+	if (!question->process)
+		verdict = begin(question, control, writer, now_ns);
+	else if (own && (waitid(P_PID, (id_t)question->process, &info,
+				WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0))
+		verdict = take(question);
+	*ret_why = !own ? "other sessions are asked about first" :
+		   *question->why ? question->why : "no answer yet";
+	*ret_again_ns = now_ns + (verdict == KVT_MPS_UNKNOWN ? UNKNOWN_NS :
+				  question->process ? KVT_MPS_LOOK_NS : THERE_NS);
+	return verdict;
+}
+
+void kvt_mps_forget(struct kvt_mps_question *question, uint32_t session)
+{
+	if (question->process && (session == UINT32_MAX || session == question->session))
+		end(question);
 }

@@ -4,66 +4,52 @@
 
 /**
  * @file mps.h
- * NVIDIA's Multi-Process Service (MPS): whether it runs, and whether it still has a dead client.
+ * NVIDIA's Multi-Process Service (MPS): whether it runs, and whether it still has a dead client,
+ * whose GPU work may outlive its process there.
  *
- * Under MPS a client's GPU work may outlive its process. The control program
- * (nvidia-cuda-mps-control) names the servers and their clients, and terminate_client ends a
- * client's work. It is run as a child, which may hang: nothing here waits for it.
+ * The second question goes to MPS's control program and to /proc, which may take any time. So a
+ * process of its own asks (mps_gone.h), and nothing here waits for it.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/setup/pool_backend.h"
+struct kvt_pool_writer;
 
-#define KVT_MPS_SERVERS 16 /* more are not understood */
-
-/** The command that the control program was started for. */
-enum kvt_mps_step {
-	KVT_MPS_NONE = 0, /* no ask is under way */
-	KVT_MPS_SERVER_LIST,
-	KVT_MPS_CLIENT_LIST,
-	KVT_MPS_TERMINATE,
-};
-
-enum kvt_mps_word {
-	KVT_MPS_GONE,   /* no server has the client: its work on the device has ended */
-	KVT_MPS_ASKED,  /* no answer yet */
-	KVT_MPS_SILENT, /* no answer that proves anything: `why` */
-};
-
-struct kvt_mps_control {
-	const char *program; /* found in PATH; "": not asked */
-	const char *proc;    /* "/proc" */
-	char why[256]; /* fit for a line of the log */
-
-	/* The ask under way. */
-	enum kvt_mps_step step;
-	uint32_t session;  /* it is asked for */
-	uint64_t until_ns; /* no longer */
-	pid_t child;       /* 0: none */
-	pid_t killed;      /* a child whose end is not seen yet; 0: none */
-	int answer;        /* output of the child; -1: none */
-	uint32_t n_servers, server;  /* filled of `servers`, and the next to ask */
-	uint32_t n_listed, client;   /* filled of `listed`, and the next to end */
-	int32_t servers[KVT_MPS_SERVERS];
-	int32_t listed[KVT_POOL_WRITER_PIDS]; /* the writer's that the last server has */
-	bool refused; /* one of them could not be ended */
-};
-
-#define KVT_MPS_CONTROL_INIT                                                                      \
-	((struct kvt_mps_control){ .program = "", .proc = "/proc", .answer = -1 })
+#define KVT_MPS_LOOK_NS 5000000ull /* between looks at the process that asks */
 
 /** True if a control daemon's pipe or a process of MPS is seen. Only its clients know the pipe's
  * directory, and another PID namespace hides processes. */
 bool kvt_mps_found(void);
-/** Ask whether a server of MPS has a process of the writer, and end its work where one has. All of
- * them have exited. One session at a time; the others wait. Never blocks. Unless they are gone, ask
- * again at *ret_again_ns. */
-enum kvt_mps_word kvt_mps_ask(struct kvt_mps_control *mps, const struct kvt_pool_writer *writer,
-			      uint64_t now_ns, uint64_t *ret_again_ns);
-/** End the ask under way. */
-void kvt_mps_stop(struct kvt_mps_control *mps);
+
+/** Verdicts on a client. The asking process exits with them, and with them only if it asked. */
+enum kvt_mps_verdict {
+	KVT_MPS_GONE = 10,    /* no server has it: its work on the device has ended */
+	KVT_MPS_THERE = 11,   /* it may be there: ask again */
+	KVT_MPS_UNKNOWN = 12, /* the answers prove nothing */
+};
+
+/** The question under way, one at a time. KVT_MPS_QUESTION_INIT before use. */
+struct kvt_mps_question {
+	const char *asker; /* program that asks: this one */
+	pid_t process;     /* that asks; 0: none */
+	int answer;        /* its output: why; -1: none */
+	uint32_t session;  /* about which, or the last one was */
+	uint64_t given_up_ns;
+	char why[256]; /* the last answer's reason, fit for the log */
+};
+
+#define KVT_MPS_QUESTION_INIT                                                                     \
+	((struct kvt_mps_question){ .asker = "/proc/self/exe", .answer = -1 })
+
+/** Ask by the control program `control` for the writer's processes, all of which have exited, and
+ * have their work ended. Waits for nobody: KVT_MPS_THERE while no answer is there. Unless they are
+ * gone, *ret_why has the reason, until the next call, and ask again at *ret_again_ns. */
+enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *control,
+				 const struct kvt_pool_writer *writer, uint64_t now_ns,
+				 uint64_t *ret_again_ns, const char **ret_why);
+/** End the question about a session; UINT32_MAX: whichever it is about. */
+void kvt_mps_forget(struct kvt_mps_question *question, uint32_t session);
 
 #endif

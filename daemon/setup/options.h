@@ -82,11 +82,11 @@
 	X(CHOICE, mps, "auto", 0, 0, "auto|yes|no", RELOAD,                                       \
 	  "Whether clients' GPU work runs under MPS. auto: look for its control daemon.")         \
 	X(TEXT, mps_control, "nvidia-cuda-mps-control", 0, 255, NULL, RELOAD,                     \
-	  "Under MPS: the program that says whether a dead client is gone and ends its work "     \
+	  "Under MPS: the program that says whether a dead client is gone, and ends its work "    \
 	  "(terminate_client). Empty: it is not asked.")                                          \
 	X(NUMBER, mps_grace_ms, "10000", 0, 86400000, NULL, RELOAD,                               \
-	  "Under MPS, where mps_control does not answer: how long a dead client's GPU work may "  \
-	  "run. Its private pages stay in quarantine that long.")                                 \
+	  "Under MPS, where mps_control does not prove that a dead client is gone: how long its " \
+	  "GPU work may run. Its private pages stay in quarantine that long.")                    \
 	X(CHOICE, hugepages, "auto", 0, 0, "auto|no|require", START,                              \
 	  "Huge pages under a host pool. auto: if there are enough, else one line in the log.")   \
 	X(BOOL, mlock, "no", 0, 0, NULL, START,                                                   \

@@ -19,13 +19,11 @@ struct kvt_pool_export {
 	struct kvt_slab_record slabs[KVT_MAX_SLABS];
 };
 
-#define KVT_POOL_WRITER_PIDS 64
-
 /** A dead session's processes, which may have written to private pages. */
 struct kvt_pool_writer {
 	uint32_t session;
-	uint32_t n_pids; /* 0: more than there is room for */
-	int32_t pids[KVT_POOL_WRITER_PIDS];
+	uint32_t n_pids;
+	int32_t pids[KVT_MAX_RANKS];
 	uint64_t ended_ns; /* when the last process exited and the last connection hung up */
 };
 
@@ -46,9 +44,13 @@ struct kvt_pool_backend_ops {
 		     size_t why_size);
 	int (*export)(struct kvt_pool *pool, struct kvt_pool_export *ret_export);
 	/** True if nothing that `writer` launched can still write to the pool. Called once its
-	 * sockets have hung up and its processes have exited. False: ask again at *ret_again_ns. */
+	 * sockets have hung up and its processes have exited. False: ask again at *ret_again_ns.
+	 * `why`, which is "" before: set if there is a reason to tell, fit for the log: why this is
+	 * not known, or was only assumed. */
 	bool (*quiesce)(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
-			uint64_t now_ns, uint64_t *ret_again_ns);
+			uint64_t now_ns, uint64_t *ret_again_ns, char *why, size_t why_size);
+	/** The answer is not needed any more. NULL: there is nothing to end. */
+	void (*forget)(struct kvt_pool *pool, uint32_t session);
 	void (*destroy)(struct kvt_pool *pool);
 };
 

@@ -20,7 +20,6 @@
 #include <bsd/string.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +27,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/log/lines.h"
 #include "daemon/setup/config.h"
 #include "daemon/setup/mps.h"
 #include "daemon/setup/pool_backend.h"
@@ -73,8 +71,7 @@ struct cuda_state {
 	bool mps_device; /* by the driver, a device's contexts run under MPS */
 	bool mps_seen;   /* at mps_asked_ns */
 	uint64_t mps_asked_ns;
-	struct kvt_mps_control mps;
-	char mps_why[256]; /* in the last line of the log; "": none */
+	struct kvt_mps_question mps;
 	uint32_t n_slabs;
 	struct cuda_slab slabs[KVT_MAX_SLABS];
 };
@@ -382,7 +379,7 @@ static int open_state(struct kvt_pool *pool, bool vmm, char *why, size_t why_siz
 	for (uint32_t i = 0; i < KVT_MAX_SLABS; i++)
 		state->slabs[i].fd = -1;
 	state->vmm = vmm;
-	state->mps = KVT_MPS_CONTROL_INIT;
+	state->mps = KVT_MPS_QUESTION_INIT;
 	pool->state = state;
 	rc = load_driver(state, why, why_size);
 	if (!rc)
@@ -745,44 +742,41 @@ static bool under_mps(const struct kvt_pool *pool, struct cuda_state *state, uin
 {
 	if (pool->mps != KVT_MPS_AUTO || state->mps_device)
 		return pool->mps != KVT_MPS_NO;
-	if (!state->mps_asked_ns || now_ns - state->mps_asked_ns > MPS_KNOWN_NS)
+	if (!state->mps_asked_ns || now_ns - state->mps_asked_ns > MPS_KNOWN_NS) {
 		state->mps_seen = kvt_mps_found();
-	state->mps_asked_ns = now_ns;
+		state->mps_asked_ns = now_ns;
+	}
 	return state->mps_seen;
 }
 
-/* Log once why MPS says nothing, and again when the cause is another. */
-static void log_silence(const struct kvt_pool *pool, struct cuda_state *state)
-{
-	if (!*pool->mps_control || strcmp(state->mps_why, state->mps.why) == 0)
-		return;
-	strlcpy(state->mps_why, state->mps.why, sizeof(state->mps_why));
-	kvt_log(KVT_LOG_WARNING, "mps_silent", "why=\"%s\" effect=\"pages of dead clients are free "
-		"after mps_grace_ms=%" PRIu64 "\" cure=\"docs/gpu.md, Under MPS\"",
-		state->mps.why, pool->mps_grace_ns / 1000000);
-}
-
 static bool cuda_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
-			 uint64_t now_ns, uint64_t *ret_again_ns)
+			 uint64_t now_ns, uint64_t *ret_again_ns, char *why, size_t why_size)
 {
 	struct cuda_state *state = pool->state;
 	uint64_t quiet_ns = writer->ended_ns + pool->mps_grace_ns;
+	enum kvt_mps_verdict verdict = KVT_MPS_THERE;
+	const char *reason;
 
-	if (!under_mps(pool, state, now_ns) || now_ns >= quiet_ns)
+	if (!under_mps(pool, state, now_ns))
 		return true;
-	state->mps.program = pool->mps_control;
-	switch (kvt_mps_ask(&state->mps, writer, now_ns, ret_again_ns)) {
-	case KVT_MPS_GONE:
-		kvt_log(KVT_LOG_INFO, "mps_client_gone", "session=%u pid=%d after_ms=%" PRIu64,
-			writer->session, writer->pids[0], (now_ns - writer->ended_ns) / 1000000);
-		*state->mps_why = '\0';
-		return true;
-	case KVT_MPS_SILENT: log_silence(pool, state); break;
-	case KVT_MPS_ASKED: break;
+	*ret_again_ns = UINT64_MAX;
+	if (*pool->mps_control) {
+		verdict = kvt_mps_ask(&state->mps, pool->mps_control, writer, now_ns, ret_again_ns,
+				      &reason);
+		if (verdict == KVT_MPS_UNKNOWN || (verdict == KVT_MPS_THERE && now_ns >= quiet_ns))
+			strlcpy(why, reason, why_size);
 	}
 	if (*ret_again_ns > quiet_ns)
 		*ret_again_ns = quiet_ns;
-	return false;
+	return verdict == KVT_MPS_GONE || now_ns >= quiet_ns;
+}
+
+static void cuda_forget(struct kvt_pool *pool, uint32_t session)
+{
+	struct cuda_state *state = pool->state;
+
+	if (state)
+		kvt_mps_forget(&state->mps, session);
 }
 
 /* Destroy a slab. An exported cuda-ipc slab stays until the process exits. */
@@ -810,7 +804,7 @@ static void cuda_destroy(struct kvt_pool *pool)
 		destroy_slab(state, &state->slabs[i]);
 	if (!state->exported || state->vmm)
 		release_contexts(state);
-	kvt_mps_stop(&state->mps);
+	kvt_mps_forget(&state->mps, UINT32_MAX);
 	free(state);
 	pool->state = NULL;
 }
@@ -823,6 +817,7 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_ipc_ops = {
 	.create = ipc_create,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
+	.forget = cuda_forget,
 	.destroy = cuda_destroy,
 };
 
@@ -835,5 +830,6 @@ const struct kvt_pool_backend_ops kvt_pool_cuda_vmm_ops = {
 	.adopt = vmm_adopt,
 	.export = cuda_export,
 	.quiesce = cuda_quiesce,
+	.forget = cuda_forget,
 	.destroy = cuda_destroy,
 };

@@ -380,12 +380,14 @@ static int host_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 
 /* Only processes write host memory, so after their exit no writer is left. */
 static bool host_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *writer,
-			 uint64_t now_ns, uint64_t *ret_again_ns)
+			 uint64_t now_ns, uint64_t *ret_again_ns, char *why, size_t why_size)
 {
 	(void)pool;
 	(void)writer;
 	(void)now_ns;
 	(void)ret_again_ns;
+	(void)why;
+	(void)why_size;
 	return true;
 }
 

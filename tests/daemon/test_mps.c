@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether MPS still has a dead client, by the answers of its control program.
+/* The question whether MPS still has a dead client, put to a process: one at a time, for the session
+ * that it is about, and never waited for.
  *
- * Inputs: a control program that is a script over files (servers, clients-SERVER, ...) and notes
- * each line that it got, and a /proc of files. */
+ * Inputs: a script in the place of the process that asks, and times that are made up. */
+#include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,312 +13,178 @@
 #include <unistd.h>
 
 #include "daemon/setup/mps.h"
+#include "daemon/setup/pool_backend.h"
 #include "tests/lib/cases.h"
 
-static const char control_script[] =
-	"#!/bin/sh\n"
-	"cd \"${0%/*}\" || exit 1\n"
-	"read -r word server client\n"
-	"echo \"$word $server $client\" | sed 's/ *$//' >>lines\n"
-	"[ ! -e hang ] || exec sleep 1000\n"
-	"ls /proc/$$/fd >descriptors\n"
-	"case $word in\n"
-	"get_server_list) cat servers ;;\n"
-	"get_client_list) cat \"clients-$server\" ;;\n"
-	"terminate_client) cat refusal 2>/dev/null || echo 0; [ ! -e failure ] ;;\n"
-	"esac\n";
-
-static char folder[64], program[100], proc[100];
-static struct kvt_mps_control mps;
+static char folder[64], asker[100];
+static const char *why;
+static struct kvt_mps_question question;
 static uint64_t now_ns, again_ns;
+static const struct kvt_pool_writer writer = { .session = 3, .n_pids = 2, .pids = { 7, 9 } };
+static const struct kvt_pool_writer other = { .session = 4, .n_pids = 1, .pids = { 8 } };
 
-static void write_file(const char *name, const char *text, size_t size)
+/* Let the process do this. */
+static void script(const char *text)
 {
-	char path[200];
-	FILE *file;
+	FILE *file = fopen(asker, "w");
 
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	file = fopen(path, "w");
 	assert_non_null(file);
-	assert_int_equal(fwrite(text, 1, size, file), size);
+	fprintf(file, "#!/bin/sh\n%s\n", text);
 	assert_int_equal(fclose(file), 0);
+	assert_int_equal(chmod(asker, 0700), 0);
 }
 
-static void say(const char *name, const char *text)
-{
-	write_file(name, text, strlen(text));
-}
-
-static void take_back(const char *name)
-{
-	char path[200];
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	assert_int_equal(unlink(path), 0);
-}
-
-/* A process in the made-up /proc. `ids`: its PIDs, from this namespace to its own. */
-static void add_process(int pid, const char *name, const char *ids)
-{
-	char path[200], text[200];
-
-	snprintf(path, sizeof(path), "%s/%d", proc, pid);
-	assert_int_equal(mkdir(path, 0700), 0);
-	snprintf(path, sizeof(path), "proc/%d/cmdline", pid);
-	write_file(path, name, strlen(name) + 1);
-	snprintf(path, sizeof(path), "proc/%d/status", pid);
-	snprintf(text, sizeof(text), "Name:\tx\nNSpid:\t%s\nNSpgid:\t1\n", ids);
-	say(path, text);
-	snprintf(path, sizeof(path), "proc/%d/stat", pid);
-	snprintf(text, sizeof(text), "%d (a ) Z name) S 1\n", pid);
-	say(path, text);
-}
-
-/* One server, 100, that has no client. */
 static int begin(void **state)
 {
 	snprintf(folder, sizeof(folder), "/tmp/kvt-mps-XXXXXX");
 	assert_non_null(mkdtemp(folder));
-	snprintf(proc, sizeof(proc), "%s/proc", folder);
-	assert_int_equal(mkdir(proc, 0700), 0);
-	snprintf(program, sizeof(program), "%s/control", folder);
-	say("control", control_script);
-	assert_int_equal(chmod(program, 0700), 0);
-	say("lines", "");
-	say("servers", "100\n");
-	say("clients-100", "");
-	add_process(100, "/usr/bin/nvidia-cuda-mps-server", "100");
-	add_process(99, "nvidia-cuda-mps-control", "99");
-	mps = KVT_MPS_CONTROL_INIT;
-	mps.program = program;
-	mps.proc = proc;
+	snprintf(asker, sizeof(asker), "%s/asker", folder);
+	question = KVT_MPS_QUESTION_INIT;
+	question.asker = asker;
 	now_ns = 1;
 	return 0;
 }
 
 static int finish(void **state)
 {
-	char command[100];
-
-	kvt_mps_stop(&mps);
-	snprintf(command, sizeof(command), "rm -r %s", folder);
-	return system(command);
+	kvt_mps_forget(&question, UINT32_MAX);
+	unlink(asker);
+	return rmdir(folder);
 }
 
 #define MPS_TEST(name) TEST_WITH(name, begin, finish)
 
-/* The word that ends an ask, or its round: the control program's time passes, now_ns does not. */
-static enum kvt_mps_word ask(const struct kvt_pool_writer *writer)
+static enum kvt_mps_verdict ask(const struct kvt_pool_writer *about)
 {
-	enum kvt_mps_word word;
+	return kvt_mps_ask(&question, "control", about, now_ns, &again_ns, &why);
+}
 
-	do {
-		word = kvt_mps_ask(&mps, writer, now_ns, &again_ns);
+/* Ask until there is an answer. */
+static enum kvt_mps_verdict answer(const struct kvt_pool_writer *about)
+{
+	enum kvt_mps_verdict verdict;
+
+	do
+		verdict = ask(about);
+	while (question.process && sched_yield() == 0);
+	return verdict;
+}
+
+/* No process of the group is left, not even to collect. */
+static void assert_ended(pid_t group)
+{
+	while (kill(-group, 0) == 0)
 		sched_yield();
-	} while (mps.step != KVT_MPS_NONE);
-	return word;
+	assert_int_equal(errno, ESRCH);
+	assert_int_equal(question.process, 0);
+	assert_int_equal(question.answer, -1);
 }
 
-static const struct kvt_pool_writer writer = { .session = 3, .n_pids = 1, .pids = { 7 } };
-
-static void assert_lines(const char *wanted)
+MPS_TEST(the_process_is_told_the_control_program_and_every_pid)
 {
-	char path[100], lines[1000];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "%s/lines", folder);
-	file = fopen(path, "r");
-	assert_non_null(file);
-	lines[fread(lines, 1, sizeof(lines) - 1, file)] = '\0';
-	fclose(file);
-	assert_string_equal(lines, wanted);
+	script("[ \"$*\" = \"mps-gone control 7 9\" ] && exit 10");
+	assert_int_equal(answer(&writer), KVT_MPS_GONE);
 }
 
-static void assert_silent(const char *why)
+MPS_TEST(its_status_is_the_verdict_and_its_output_the_reason)
 {
-	assert_int_equal(ask(&writer), KVT_MPS_SILENT);
-	assert_non_null(strstr(mps.why, why));
+	script("echo 'it says \"no\"'; echo more; exit 11");
+	assert_int_equal(answer(&writer), KVT_MPS_THERE);
+	assert_string_equal(why, "it says ?no?");
+	script("echo because; exit 12");
+	assert_int_equal(answer(&writer), KVT_MPS_UNKNOWN);
+	assert_string_equal(why, "because");
 	assert_true(again_ns > now_ns);
 }
 
-MPS_TEST(a_client_that_no_server_lists_is_gone)
+MPS_TEST(the_last_reason_stands_while_the_next_answer_is_not_there)
 {
-	say("clients-100", "17\n70\n8\n");
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
-	assert_lines("get_server_list\nget_client_list 100\n");
+	script("echo because; exit 11");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	assert_string_equal(why, "no answer yet");
+	assert_int_equal(answer(&writer), KVT_MPS_THERE);
+	script("exec sleep 1000");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	assert_string_equal(why, "because");
+	kvt_mps_forget(&question, 3);
+	assert_int_equal(ask(&other), KVT_MPS_THERE);
+	assert_string_equal(why, "no answer yet");
 }
 
-MPS_TEST(a_client_that_a_server_lists_is_ended)
+MPS_TEST(another_end_proves_nothing)
 {
-	say("clients-100", "17\n7\n");
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
-	assert_lines("get_server_list\nget_client_list 100\nterminate_client 100 7\n");
+	script("exit 0");
+	assert_int_equal(answer(&writer), KVT_MPS_UNKNOWN);
+	assert_string_equal(why, "the process that asks ended by status 0");
+	script("kill -9 $$");
+	assert_int_equal(answer(&writer), KVT_MPS_UNKNOWN);
+	assert_string_equal(why, "the process that asks ended by signal 9");
+	script("kill -ALRM $$");
+	assert_int_equal(answer(&writer), KVT_MPS_UNKNOWN);
+	assert_string_equal(why, "no answer within 3 s");
+	question.asker = "/nonexistent";
+	assert_int_equal(answer(&writer), KVT_MPS_UNKNOWN);
+	assert_non_null(strstr(why, "no process can be started to ask: No such file"));
 }
 
-MPS_TEST(a_client_that_cannot_be_ended_is_there_until_no_list_has_it)
+MPS_TEST(one_session_is_asked_about_at_a_time)
 {
-	say("clients-100", "7\n");
-	say("refusal", "CUDA_ERROR_UNKNOWN\n");
-	for (int i = 0; i < 2; i++) {
-		assert_int_equal(ask(&writer), KVT_MPS_ASKED);
-		assert_true(again_ns > now_ns);
-	}
-	say("clients-100", "");
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
+	pid_t process;
+
+	script("exec sleep 1000");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	process = question.process;
+	assert_int_equal(ask(&other), KVT_MPS_THERE);
+	assert_int_equal(question.process, process);
+	assert_string_equal(why, "other sessions are asked about first");
+	assert_int_equal(again_ns, now_ns + KVT_MPS_LOOK_NS);
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	assert_int_equal(question.process, process);
 }
 
-MPS_TEST(a_control_program_that_fails_has_ended_nothing)
+MPS_TEST(a_question_that_nobody_follows_is_given_up)
 {
-	say("clients-100", "7\n");
-	say("failure", "");
-	assert_int_equal(ask(&writer), KVT_MPS_ASKED);
+	pid_t process;
+
+	script("sleep 1000 & sleep 1000");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	process = question.process;
+	now_ns = question.given_up_ns;
+	script("exit 10");
+	assert_int_equal(answer(&other), KVT_MPS_GONE);
+	assert_ended(process);
 }
 
-MPS_TEST(every_process_and_every_server_is_asked_for)
+MPS_TEST(an_answer_is_of_no_later_session_with_the_number)
 {
-	struct kvt_pool_writer ranks = { .session = 3, .n_pids = 3, .pids = { 7, 8, 9 } };
+	pid_t process;
 
-	say("servers", "100\n101\n");
-	add_process(101, "nvidia-cuda-mps-server", "101");
-	say("clients-100", "9\n7\n");
-	say("clients-101", "8\n");
-	assert_int_equal(ask(&ranks), KVT_MPS_GONE);
-	assert_lines("get_server_list\nget_client_list 100\nterminate_client 100 7\n"
-		     "terminate_client 100 9\nget_client_list 101\nterminate_client 101 8\n");
+	script("exit 10");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	process = question.process;
+	kvt_mps_forget(&question, 4); /* another's */
+	assert_int_equal(question.process, process);
+	kvt_mps_forget(&question, 3);
+	assert_ended(process);
+	script("exit 11");
+	assert_int_equal(answer(&writer), KVT_MPS_THERE);
 }
 
-MPS_TEST(a_process_that_has_the_pid_now_is_left_alone)
+MPS_TEST(the_process_gets_no_descriptor)
 {
-	say("clients-100", "7\n");
-	add_process(7, "another", "7");
-	assert_silent("pid 7 is another process's now");
-	assert_lines("get_server_list\nget_client_list 100\n");
-	/* A dead one that waits for its parent is the client itself. */
-	say("proc/7/stat", "7 (another) Z 1\n");
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
-}
-
-MPS_TEST(lists_prove_nothing_where_other_servers_run)
-{
-	add_process(102, "nvidia-cuda-mps-server", "102");
-	assert_silent("not those that run here");
-}
-
-MPS_TEST(lists_prove_nothing_of_another_pid_namespace)
-{
-	say("servers", "5\n");
-	say("clients-5", "");
-	assert_silent("not those that run here"); /* 100 runs, and 5 does not */
-	say("servers", "100\n5\n");
-	assert_silent("not those that run here");
-	say("proc/100/status", "Name:\tx\nNSpid:\t100\t5\nNSpgid:\t1\n");
-	assert_silent("not those that run here");
-	say("servers", "100\n");
-	assert_silent("not those that run here");
-	say("proc/100/status", "Name:\tx\nNSpid:\t100\nNSpgid:\t1\n");
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
-}
-
-MPS_TEST(no_server_proves_nothing)
-{
-	say("servers", "");
-	say("proc/100/cmdline", "sleep");
-	assert_silent("0 servers");
-}
-
-MPS_TEST(an_answer_that_is_not_understood_proves_nothing)
-{
-	static const char *const strange[] = { "no server\n", "100 is active\n", "1000000000\n",
-					       "100,101\n", "-1\n" };
-	char text[20000];
-
-	for (size_t i = 0; i < sizeof(strange) / sizeof(*strange); i++) {
-		say("servers", strange[i]);
-		assert_silent("not understood: ");
-		say("servers", "100\n");
-		say("clients-100", strange[i]);
-		assert_silent("not understood: ");
-		say("clients-100", "");
-	}
-	say("servers", "says \"this\"\n");
-	assert_silent("not understood: says ?this?"); /* fit for the log */
-	memset(text, '\n', sizeof(text));
-	write_file("servers", text, sizeof(text));
-	assert_silent("failed: ");
-	say("servers", "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n13\n14\n15\n16\n17\n");
-	assert_silent("not understood: ");
-}
-
-MPS_TEST(a_control_program_that_fails_proves_nothing)
-{
-	take_back("clients-100");
-	assert_silent("failed: cat: ");
-	take_back("servers");
-	assert_silent("failed: cat: ");
-	mps.program = "/nonexistent/control";
-	assert_silent("/nonexistent/control: No such file or directory");
-	mps.program = "";
-	assert_silent("mps_control is empty");
-}
-
-MPS_TEST(more_processes_than_are_asked_for_prove_nothing)
-{
-	struct kvt_pool_writer many = { .session = 3 };
-
-	assert_int_equal(ask(&many), KVT_MPS_SILENT);
-	assert_lines("");
-}
-
-MPS_TEST(a_control_program_that_hangs_is_killed_and_the_next_session_is_asked_for)
-{
-	struct kvt_pool_writer next = { .session = 4, .n_pids = 1, .pids = { 8 } };
-	pid_t child;
-
-	say("hang", "");
-	assert_int_equal(kvt_mps_ask(&mps, &writer, now_ns, &again_ns), KVT_MPS_ASKED);
-	child = mps.child;
-	assert_int_equal(kvt_mps_ask(&mps, &next, now_ns, &again_ns), KVT_MPS_ASKED);
-	assert_int_equal(mps.child, child); /* one at a time */
-	now_ns = mps.until_ns;
-	assert_int_equal(kvt_mps_ask(&mps, &writer, now_ns, &again_ns), KVT_MPS_SILENT);
-	assert_non_null(strstr(mps.why, "does not answer"));
-	assert_int_equal(mps.child, 0);
-	take_back("hang");
-	while (ask(&next) == KVT_MPS_SILENT) /* until the end of the killed one is seen */
-		assert_non_null(strstr(mps.why, "was killed"));
-	assert_int_equal(ask(&next), KVT_MPS_GONE);
-	assert_int_equal(kill(child, 0), -1); /* and no zombie stays */
-}
-
-/* An operator may free the session's pages in the meantime, which ends the calls for it. */
-MPS_TEST(an_ask_that_is_not_continued_makes_room_for_the_next)
-{
-	struct kvt_pool_writer next = { .session = 4, .n_pids = 1, .pids = { 8 } };
-
-	say("hang", "");
-	assert_int_equal(kvt_mps_ask(&mps, &writer, now_ns, &again_ns), KVT_MPS_ASKED);
-	now_ns = mps.until_ns;
-	assert_int_equal(kvt_mps_ask(&mps, &next, now_ns, &again_ns), KVT_MPS_ASKED);
-	assert_int_equal(mps.step, KVT_MPS_NONE);
-	take_back("hang");
-	while (ask(&next) == KVT_MPS_SILENT)
-		;
-	assert_int_equal(ask(&next), KVT_MPS_GONE);
-}
-
-MPS_TEST(the_control_program_gets_no_descriptor)
-{
-	char path[100], seen[200];
-	FILE *file;
-
 	assert_int_equal(dup2(2, 200), 200);
-	assert_int_equal(ask(&writer), KVT_MPS_GONE);
+	script("[ ! -e /proc/$$/fd/200 ] && [ -e /proc/$$/fd/1 ] && exit 10");
+	assert_int_equal(answer(&writer), KVT_MPS_GONE);
 	close(200);
-	snprintf(path, sizeof(path), "%s/descriptors", folder);
-	file = fopen(path, "r");
-	assert_non_null(file);
-	seen[fread(seen, 1, sizeof(seen) - 1, file)] = '\0';
-	fclose(file);
-	assert_non_null(strstr(seen, "1\n"));
-	assert_null(strstr(seen, "200\n"));
+}
+
+MPS_TEST(what_it_leaves_behind_is_ended)
+{
+	pid_t process;
+
+	script("sleep 1000 & exit 10");
+	assert_int_equal(ask(&writer), KVT_MPS_THERE);
+	process = question.process;
+	assert_int_equal(answer(&writer), KVT_MPS_GONE);
+	assert_ended(process);
 }

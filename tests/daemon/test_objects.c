@@ -282,7 +282,8 @@ TEST(a_host_pool_is_sealed_and_says_how_it_was_made)
 		assert_int_equal(pread(export.fds[0], &back, 1, 0), 1);
 		assert_int_equal(back, 'a'); /* each is separate memory */
 	}
-	assert_true(pool.ops->quiesce(&pool, &(struct kvt_pool_writer){ 0 }, 0, &again));
+	assert_true(pool.ops->quiesce(&pool, &(struct kvt_pool_writer){ 0 }, 0, &again, why,
+				      sizeof(why)));
 	pool.ops->destroy(&pool);
 }
 

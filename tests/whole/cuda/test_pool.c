@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -1195,7 +1196,7 @@ CUDA_TEST(the_time_of_grace_begins_when_both_signs_are_there)
 CUDA_TEST(mps_is_noticed)
 {
 	char control[120];
-	int64_t begin_ns;
+	uint64_t session;
 
 	/* MPS found by its control pipe. */
 	snprintf(control, sizeof(control), "%s/control", devices.dir);
@@ -1208,11 +1209,12 @@ CUDA_TEST(mps_is_noticed)
 	/* MPS starts later: what was found is cached for a second. */
 	start("cuda-ipc", "mps_grace_ms = 86400000\n");
 	expect_no_quarantine();
-	begin_ns = kvt_now_ns();
 	kvt_test_equal(mkfifo(control, 0600), 0);
-	while (kvt_now_ns() - begin_ns < 1100000000)
-		kvt_test_status(&daemon_);
-	expect_quarantine();
+	do
+		session = kill_a_writer(); /* many a second */
+	while (!kvt_test_settled(&daemon_).quarantined_pages);
+	fence_session(session);
+	await_no_quarantine();
 	kvt_test_daemon_end(&daemon_);
 	unlink(control);
 	/* MPS reported by the driver. */
@@ -1233,6 +1235,7 @@ CUDA_TEST(mps_is_noticed)
 static struct {
 	char folder[64];
 	pid_t server;
+	int lock; /* one such server at a time: all that run must be of the control program */
 } mps;
 
 static const char control_script[] =
@@ -1240,10 +1243,11 @@ static const char control_script[] =
 	"cd \"${0%/*}\" || exit 1\n"
 	"read -r line\n"
 	"echo \"$line\" >>lines\n"
+	"[ ! -e more ] || . ./more\n"
 	"case $line in\n"
-	"get_server_list) cat server ;;\n"
+	"get_server_list) cat servers ;;\n"
 	"get_client_list*) cat clients ;;\n"
-	"terminate_client*) echo 0 ;;\n"
+	"terminate_client*) cat refusal 2>/dev/null || echo 0 ;;\n"
 	"esac\n";
 
 static void mps_say(const char *name, const char *text)
@@ -1255,43 +1259,47 @@ static void mps_say(const char *name, const char *text)
 	kvt_test_check((file = fopen(path, "w")) && fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-static void mps_begin(const char *backend)
+static void mps_begin(const char *backend, uint32_t grace_ms)
 {
-	char text[200];
+	char text[200], sleeps[100];
 
+	mps.lock = open("/tmp/kvt-mps.lock", O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+	kvt_test_check(mps.lock >= 0 && flock(mps.lock, LOCK_EX) == 0);
+	fchmod(mps.lock, 0666); /* if it is ours */
+	if (system("grep -qsx nvidia-cuda-mps /proc/[0-9]*/comm") == 0)
+		cuda_test_skip("MPS runs on this host");
 	snprintf(mps.folder, sizeof(mps.folder), "/tmp/kvt-mps-XXXXXX");
 	kvt_test_check(mkdtemp(mps.folder) && chmod(mps.folder, 0755) == 0);
 	mps_say("control", control_script);
 	snprintf(text, sizeof(text), "%s/control", mps.folder);
 	kvt_test_equal(chmod(text, 0755), 0);
+	snprintf(sleeps, sizeof(sleeps), "%s/nvidia-cuda-mps-server", mps.folder);
+	kvt_test_equal(symlink("/bin/sleep", sleeps), 0);
 	mps.server = fork();
 	if (mps.server == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		execlp("sleep", "nvidia-cuda-mps-server", "1000", NULL);
+		execl(sleeps, sleeps, "1000", NULL);
 		_exit(1);
 	}
 	snprintf(text, sizeof(text), "%d\n", mps.server);
-	mps_say("server", text);
+	mps_say("servers", text);
 	mps_say("clients", "");
 	mps_say("lines", "");
-	snprintf(text, sizeof(text), "mps = yes\nmps_grace_ms = 86400000\n"
-		 "mps_control = %s/control\n", mps.folder);
+	snprintf(text, sizeof(text), "mps = yes\nmps_grace_ms = %u\nmps_control = %s/control\n",
+		 grace_ms, mps.folder);
 	start(backend, text);
 }
 
 static void mps_end(void)
 {
-	static const char *const names[] = { "control", "server", "clients", "lines" };
-	char path[100];
+	char command[100];
 
 	kvt_test_daemon_end(&daemon_);
 	kvt_test_equal(kill(mps.server, SIGKILL), 0);
 	kvt_test_equal(waitpid(mps.server, NULL, 0), mps.server);
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		snprintf(path, sizeof(path), "%s/%s", mps.folder, names[i]);
-		kvt_test_equal(unlink(path), 0);
-	}
-	kvt_test_equal(rmdir(mps.folder), 0);
+	snprintf(command, sizeof(command), "rm -r %s", mps.folder);
+	kvt_test_equal(system(command), 0);
+	close(mps.lock);
 }
 
 /* How often the control program got the line. */
@@ -1338,12 +1346,14 @@ static void member_run(int pipe, void *context)
 	kvt_test_expect(pipe, 0); /* never comes */
 }
 
+enum { A_DAY_MS = 86400000 };
+
 CUDA_TEST(under_mps_pages_are_free_when_its_control_says_that_the_client_is_gone)
 {
-	mps_begin("cuda-vmm");
+	mps_begin("cuda-vmm", A_DAY_MS);
 	expect_no_quarantine();
-	kvt_test_check(mps_asked("get_client_list %d\n", 0) == 1);
-	kvt_test_check(kvt_test_daemon_said(&daemon_, "event=mps_client_gone"));
+	kvt_test_equal(mps_asked("get_client_list %d\n", 0), 1);
+	kvt_test_check(!kvt_test_daemon_said(&daemon_, "event=mps_silent"));
 	mps_end();
 }
 
@@ -1356,7 +1366,7 @@ CUDA_TEST(under_mps_the_work_of_every_dead_rank_is_ended)
 	pid_t pids[2];
 
 	setenv("KVT_STANDIN_DEVICES", "2", 1);
-	mps_begin("cuda-vmm");
+	mps_begin("cuda-vmm", A_DAY_MS);
 	kvt_test_child_start(&leader, leader_run, NULL);
 	token.words[0] = kvt_test_word(leader.pipe);
 	token.words[1] = kvt_test_word(leader.pipe);
@@ -1376,18 +1386,76 @@ CUDA_TEST(under_mps_the_work_of_every_dead_rank_is_ended)
 	mps_end();
 }
 
-CUDA_TEST(under_mps_a_control_that_is_not_understood_is_named_once)
+CUDA_TEST(under_mps_answers_that_prove_nothing_are_told_once_for_each_session)
 {
 	uint64_t session;
 
-	mps_begin("cuda-ipc");
-	mps_say("server", "Cannot find MPS control daemon\n");
-	session = kill_a_writer();
-	while (mps_asked("get_server_list\n", 0) < 2)
-		kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
+	mps_begin("cuda-ipc", A_DAY_MS);
+	mps_say("servers", "Cannot find MPS control daemon\n");
+	for (uint32_t i = 1; i <= 2; i++) {
+		int before = mps_asked("get_server_list\n", 0);
+
+		session = kill_a_writer();
+		while (mps_asked("get_server_list\n", 0) < before + 2)
+			kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
+		kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=mps_silent"), i);
+		fence_session(session);
+		await_no_quarantine();
+	}
+	kvt_test_check(kvt_test_daemon_said(&daemon_, "what is not understood: Cannot find MPS"));
+	mps_end();
+}
+
+CUDA_TEST(under_mps_a_client_that_is_still_there_after_the_time_of_grace_is_told)
+{
+	struct writer writer = { .child_holds = false };
+	struct kvt_test_child child;
+	char text[100];
+	uint32_t session;
+
+	mps_begin("cuda-vmm", 300);
+	kvt_test_child_start(&child, writer_run, &writer);
+	session = (uint32_t)kvt_test_word(child.pipe);
+	snprintf(text, sizeof(text), "%d\n", child.pid);
+	mps_say("clients", text);
+	mps_say("refusal", "CUDA_ERROR_UNKNOWN\n");
+	snprintf(text, sizeof(text), "lists pid %d, and answers terminate_client", child.pid);
+	kvt_test_child_kill(&child, SIGKILL);
+	kvt_test_session_ended(&daemon_, session);
+	await_no_quarantine();
 	kvt_test_equal(kvt_test_daemon_count(&daemon_, "event=mps_silent"), 1);
+	kvt_test_check(kvt_test_daemon_said(&daemon_, text));
+	mps_end();
+}
+
+static bool has_children(pid_t pid)
+{
+	char path[64], text[16] = "";
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
+	kvt_test_check((file = fopen(path, "re")));
+	kvt_test_check(fread(text, 1, sizeof(text) - 1, file) < sizeof(text) && !ferror(file));
+	fclose(file);
+	return *text;
+}
+
+/* The question and all that it started end with the session's quarantine. */
+CUDA_TEST(under_mps_nothing_is_left_of_a_question_whose_session_is_over)
+{
+	uint64_t session;
+
+	mps_begin("cuda-vmm", A_DAY_MS);
+	mps_say("more", "sleep 1000\n");
+	session = kill_a_writer();
+	while (mps_asked("get_server_list\n", 0) < 1)
+		kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	fence_session(session);
 	await_no_quarantine();
+	while (has_children(daemon_.pid))
+		kvt_test_status(&daemon_);
+	mps_say("more", "");
+	expect_no_quarantine();
 	mps_end();
 }
 
