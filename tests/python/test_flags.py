@@ -74,6 +74,9 @@ def test_conf_prints_the_same_as_files(tmp_path, engine, more):
             (tmp_path / "own.conf").write_text("\n".join(lines))
             subprocess.run([program_of("kvtrunkd"), f"--config={tmp_path}/own.conf",
                             "--check-config"], check=True, stdout=subprocess.DEVNULL)
+    for name in names if "--mps" in more else []:  # MPS's pipe is in /tmp
+        assert files.pop(f"/etc/systemd/system/kvtrunkd@{name}.service.d/mps.conf")[:2] == [
+            "[Service]", "PrivateTmp=no"]
     *units, start = files.items()
     assert start[1][-1].split()[3:] == [
         *(f"kvtrunkd@{name}.socket" for name in names), *(os.path.basename(path) for path, _ in units)]
@@ -90,7 +93,7 @@ def test_conf_prints_the_same_as_files(tmp_path, engine, more):
         if i == 0:
             assert set_to[1:] == words[:at]
         assert ("User=kvtrunk" in lines) == ("--mps" in more)
-    assert ("nvidia-cuda-mps-control -d" in start[1]) == ("--mps" in more)
+    assert ("runuser -u kvtrunk -- nvidia-cuda-mps-control -d" in start[1]) == ("--mps" in more)
     assert len(units) == (3 if "--engines=3" in more else 2)
 
 

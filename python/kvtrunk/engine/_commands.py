@@ -41,6 +41,8 @@ class Start(NamedTuple):
 
 
 _MPS = "nvidia-cuda-mps-control -d"
+_SEES_MPS = ("[Service]", "PrivateTmp=no", "ReadWritePaths=-/tmp/nvidia-mps")
+"""Of a daemon's unit: else it sees nothing of MPS's folder."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -123,11 +125,14 @@ def _files(start: Start, name: str) -> list[str]:
         instances.append(own[0] if own else name)
         made += [f"# {_ETC}/{instances[-1]}.conf", *(f"# {note}" for note in start.daemon_notes),
                   *_settings(words), ""]
+        if start.mps:
+            made += [f"# {_UNITS}/kvtrunkd@{instances[-1]}.service.d/mps.conf", *_SEES_MPS, ""]
     units = [f"{start.engine}-{name}-{i}.service" for i in range(1, len(start.variables) + 1)]
     for i, unit in enumerate(units):
         made += [f"# {_UNITS}/{unit}", *_unit(start, instances, i), ""]
     sockets = " ".join(f"kvtrunkd@{each}.socket" for each in instances)
-    return [*made, "# then", *[_MPS] * start.mps, "systemctl daemon-reload",
+    return [*made, "# then", *[f"runuser -u kvtrunk -- {_MPS}"] * start.mps,
+            "systemctl daemon-reload",
             f"systemctl enable --now {sockets} {' '.join(units)}"]
 
 
