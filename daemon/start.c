@@ -234,7 +234,7 @@ static int take_signals(struct kvt_daemon *daemon, char why[KVT_WHY_BYTES])
 	sigaddset(&set, SIGUSR2);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a log at its size limit ends; the daemon does not */
-	signal(SIGCHLD, SIG_DFL); /* of a parent that ignores it: the ends of children would be lost */
+	signal(SIGCHLD, SIG_DFL); /* ignored by a parent, it would lose the ends of children */
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	daemon->timers.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (daemon->timers.signal_fd >= 0)

@@ -528,8 +528,9 @@ static void log_unproved(struct kvt_daemon *daemon, struct kvt_session *session,
 	session->unproved = true;
 	kvt_log_limited(&daemon->client_log, session->members->pid, daemon->clock.real_ns,
 			KVT_LOG_WARNING, "mps_silent",
-			"session=%u pid=%d why=\"%s\" effect=\"its pages are free mps_grace_ms after "
-			"its end\" cure=\"docs/gpu.md, When a dead client's pages are free again\"",
+			"session=%u pid=%d why=\"%s\" "
+			"effect=\"its pages are free mps_grace_ms after its end\" "
+			"cure=\"docs/gpu.md, When a dead client's pages are free again\"",
 			session->index, (int)session->members->pid, why);
 }
 

@@ -23,7 +23,7 @@
 #include "shm/assert.h"
 
 #define THERE_NS 100000000ull    /* before the next question about a client that may be there */
-#define UNKNOWN_NS 1000000000ull /* and about one of which nothing was proved */
+#define UNKNOWN_NS 1000000000ull /* and after answers that prove nothing */
 /* The asking process ends itself before. */
 #define GIVEN_UP_NS ((KVT_MPS_GONE_SECONDS + 1) * 1000000000ull)
 
@@ -182,7 +182,7 @@ enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *
 	siginfo_t info = { .si_pid = 0 };
 	bool own;
 
-	if (question->process && now_ns >= question->given_up_ns) /* nobody looked at it */
+	if (question->process && now_ns >= question->given_up_ns) /* not looked at */
 		end(question);
 	own = !question->process || question->session == writer->session;
 	if (!question->process)

@@ -43,9 +43,9 @@ struct kvt_mps_question {
 #define KVT_MPS_QUESTION_INIT                                                                     \
 	((struct kvt_mps_question){ .asker = "/proc/self/exe", .answer = -1 })
 
-/** Ask by the control program `control` for the writer's processes, all of which have exited, and
- * have their work ended. Waits for nobody: KVT_MPS_THERE while no answer is there. Unless they are
- * gone, *ret_why has the reason, until the next call, and ask again at *ret_again_ns. */
+/** Ask by the control program `control` for the writer's processes, which have all exited, and have
+ * their work ended. Does not wait: KVT_MPS_THERE while no answer is there. Unless they are gone,
+ * *ret_why has the reason, until the next call, and ask again at *ret_again_ns. */
 enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *control,
 				 const struct kvt_pool_writer *writer, uint64_t now_ns,
 				 uint64_t *ret_again_ns, const char **ret_why);

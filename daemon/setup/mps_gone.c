@@ -9,8 +9,8 @@
  * A server lists a client until it has noticed its death and released all that it had. A client in
  * no list is gone only if these are all servers, and a PID is the same process there and here: each
  * process nvidia-cuda-mps-server of /proc must be in the list and in our PID namespace, each of the
- * list in /proc, and no process may be hidden there. (Of clients in other PID namespaces NVIDIA says
- * that their PIDs are those of the control's.) An answer that is not understood proves nothing.
+ * list in /proc, and no process may be hidden there. (The PID of a client in another namespace is
+ * the one that the control sees, says NVIDIA.) An answer that is not understood proves nothing.
  */
 #include "daemon/setup/mps_gone.h"
 
@@ -80,7 +80,8 @@ static bool is_taken(const struct question *question, int32_t pid)
 	return !state || (strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0);
 }
 
-/* 1: the process is a server of the list and in our PID namespace; 0: no server; negative: neither. */
+/* 1: the process is a server, in the list and in our PID namespace; 0: it is no server; negative:
+ * it is one of others, or hides. */
 static int is_server(const struct question *question, const char *pid)
 {
 	char text[4096], *name, *ids;
@@ -129,8 +130,8 @@ static bool servers_are_all(struct question *question)
 		closedir(dir);
 	if (n > 0 && n == question->n_servers && is >= 0)
 		return true;
-	BECAUSE(question, "%s lists other servers of MPS (%u) than run here: another control daemon's, "
-		"or another PID namespace's", question->control, question->n_servers);
+	BECAUSE(question, "%s lists other servers of MPS (%u) than run here: another control "
+		"daemon's, or another PID namespace's", question->control, question->n_servers);
 	return false;
 }
 
@@ -147,17 +148,18 @@ static void become_control(const char *control, int question, int answer)
 	_exit(127);
 }
 
-/* Take output until the program has ended: a process that it leaves behind may hold the pipe longer.
+/* Take output until the program has ended: a process that it leaves behind may hold the pipe.
  * Returns the number of bytes, at most the room for them. */
 static size_t take_output(struct question *question, pid_t child, int from, int *ret_status)
 {
 	struct pollfd ready = { .fd = from, .events = POLLIN };
+	const size_t room = sizeof(question->text);
 	size_t n = 0;
 	bool ended = false;
 
 	for (;;) {
 		int seen = poll(&ready, 1, ended ? 0 : LOOK_MS);
-		ssize_t got = seen > 0 ? read(from, question->text + n, sizeof(question->text) - n) : 0;
+		ssize_t got = seen > 0 ? read(from, question->text + n, room - n) : 0;
 
 		if (got > 0)
 			n += (size_t)got;
@@ -165,7 +167,7 @@ static size_t take_output(struct question *question, pid_t child, int from, int 
 			return n;
 		else if (seen > 0)
 			ready.fd = -1; /* closed */
-		if (n == sizeof(question->text)) {
+		if (n == room) {
 			kill(child, SIGKILL);
 			return n;
 		}
@@ -194,7 +196,8 @@ static bool run(struct question *question, const char *line)
 	close(out[0]);
 	question->text[n < sizeof(question->text) ? n : 0] = '\0';
 	if (n == sizeof(question->text)) {
-		BECAUSE(question, "%s answers %s with %zu bytes and more", question->control, line, n);
+		BECAUSE(question, "%s answers %s with %zu bytes and more", question->control, line,
+			n);
 		return false;
 	}
 	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
@@ -285,8 +288,8 @@ enum kvt_mps_verdict kvt_mps_gone(const char *control, const char *proc, const i
 	*why = '\0';
 	for (uint32_t i = 0; i < n_pids; i++)
 		if (pids[i] <= 0) {
-			BECAUSE(&question, "the client's PID is not known here: it is in another PID "
-				"namespace");
+			BECAUSE(&question, "the client's PID is not known here: it is in another "
+				"PID namespace");
 			return KVT_MPS_UNKNOWN;
 		}
 	n = run_list(&question, "get_server_list", question.servers, SERVERS);

@@ -17,8 +17,8 @@
 #define KVT_MPS_GONE_SECONDS 3 /* no longer: SIGALRM */
 #define KVT_MPS_COMM "nvidia-cuda-mps" /* as the kernel cuts the names of MPS's programs */
 
-/** Ask the program `control`, which is found in PATH, for processes that have exited. `proc`: "/proc".
- * `why`: the reason of a verdict that is not KVT_MPS_GONE. Waits. */
+/** Ask the program `control`, found in PATH, for processes that have exited. `proc`: "/proc".
+ * `why`: the reason of a verdict other than KVT_MPS_GONE. Waits. */
 enum kvt_mps_verdict kvt_mps_gone(const char *control, const char *proc, const int32_t *pids,
 				  uint32_t n_pids, char *why, size_t why_size);
 /** The command, with its arguments. Returns its exit status: a verdict, or 2. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The question whether MPS still has a dead client, put to a process: one at a time, for the session
- * that it is about, and never waited for.
+/* The question whether MPS still has a dead client, put to a process: one at a time, with an answer
+ * for the session that it is about, and never waited for.
  *
  * Inputs: a script in the place of the process that asks, and times that are made up. */
 #include <errno.h>

@@ -271,7 +271,7 @@ MPS_TEST(a_control_program_that_fails_proves_nothing)
 	say("more", "kill -9 $$\n");
 	assert_unknown("ended with signal 9 at get_server_list: no output");
 	control = "/nonexistent/control";
-	assert_unknown("/nonexistent/control ended with status 127 at get_server_list: No such file");
+	assert_unknown("/control ended with status 127 at get_server_list: No such file");
 }
 
 /* It holds the output, which the answer does not wait for. */

@@ -42,7 +42,7 @@ class Start(NamedTuple):
 
 _MPS = "nvidia-cuda-mps-control -d"
 _SEES_MPS = ("[Service]", "PrivateTmp=no", "ReadWritePaths=-/tmp/nvidia-mps")
-"""Of a daemon's unit: else it sees nothing of MPS's folder."""
+"""Lines for a daemon's unit, which else sees nothing of MPS's folder."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
