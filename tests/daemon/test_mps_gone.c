@@ -279,6 +279,6 @@ MPS_TEST(a_process_that_the_control_program_leaves_is_not_waited_for)
 {
 	say("more", "sleep 1000 &\necho $! >>left\n");
 	assert_int_equal(ask(7), KVT_MPS_GONE);
-	say("more", "kill $(cat left)\n");
+	say("more", "[ ! -e left ] || { kill $(cat left); rm left; }\n");
 	assert_int_equal(ask(7), KVT_MPS_GONE);
 }
