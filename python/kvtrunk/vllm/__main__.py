@@ -65,7 +65,8 @@ def _mtp_layers(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _errors_only() -> Iterator[None]:
-    """vLLM, where it is imported first, logs errors only. Engines that are started later log all."""
+    """vLLM, which logs to the output, logs errors only, also in processes of its own. Engines that
+    are started later log all."""
     name = "VLLM_LOGGING_LEVEL"
     if name in os.environ:
         yield
@@ -77,14 +78,14 @@ def _errors_only() -> Iterator[None]:
         del os.environ[name]
 
 
+@_errors_only()
 def _planned(folder: pathlib.Path, arguments: argparse.Namespace, block_size: Optional[int],
              otherwise: str = "") -> dict[str, Any]:
     """The shape of a model whose layers differ, as vLLM groups them. block_size: None lets vLLM
     choose. otherwise: what needs no vLLM. SystemExit: it cannot be shared."""
     try:
-        with _errors_only():
-            from ._groups import sides, sides_text
-            from ._plan import planned
+        from ._groups import sides, sides_text
+        from ._plan import planned
         from ..engine._refusals import Refused
     except ModuleNotFoundError as error:
         raise SystemExit(f"{folder}: the layers differ, and only vLLM knows how it groups them "
