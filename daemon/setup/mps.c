@@ -37,18 +37,11 @@ static bool process_runs(const char *name)
 	bool found = false;
 
 	while (dir && !found && (entry = readdir(dir))) {
-		char path[300], comm[32] = "";
-		int fd;
+		char comm[32];
 
-		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
-			continue;
-		snprintf(path, sizeof(path), "/proc/%s/comm", entry->d_name);
-		fd = open(path, O_RDONLY | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		found = read(fd, comm, sizeof(comm) - 1) > 0 &&
+		found = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+			kvt_mps_read("/proc", entry->d_name, "comm", comm, sizeof(comm)) > 0 &&
 			strncmp(comm, name, strlen(name)) == 0;
-		close(fd);
 	}
 	if (dir)
 		closedir(dir);
@@ -116,6 +109,9 @@ static enum kvt_mps_verdict begin(struct kvt_mps_question *question, const char 
 		snprintf(pids[i], sizeof(pids[i]), "%d", writer->pids[i]);
 		argv[3 + i] = pids[i];
 	}
+	if (question->session != writer->session)
+		*question->why = '\0';
+	question->session = writer->session;
 	error = pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0 ? 0 : errno;
 	if (!error) {
 		error = start(question, argv, ends[1]);
@@ -128,10 +124,7 @@ static enum kvt_mps_verdict begin(struct kvt_mps_question *question, const char 
 			 "no process can be started to ask: %s", strerror(error));
 		return KVT_MPS_UNKNOWN;
 	}
-	if (question->session != writer->session)
-		*question->why = '\0';
 	question->answer = ends[0];
-	question->session = writer->session;
 	question->given_up_ns = now_ns + GIVEN_UP_NS;
 	return KVT_MPS_THERE;
 }
@@ -176,25 +169,28 @@ static enum kvt_mps_verdict take(struct kvt_mps_question *question)
 
 enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *control,
 				 const struct kvt_pool_writer *writer, uint64_t now_ns,
-				 uint64_t *ret_again_ns, const char **ret_why)
+				 uint64_t *ret_again_ns)
 {
 	enum kvt_mps_verdict verdict = KVT_MPS_THERE;
 	siginfo_t info = { .si_pid = 0 };
-	bool own;
 
 	if (question->process && now_ns >= question->given_up_ns) /* not looked at */
 		end(question);
-	own = !question->process || question->session == writer->session;
 	if (!question->process)
 		verdict = begin(question, control, writer, now_ns);
-	else if (own && (waitid(P_PID, (id_t)question->process, &info,
+	else if (question->session == writer->session &&
+		 (waitid(P_PID, (id_t)question->process, &info,
 				WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != 0))
 		verdict = take(question);
-	*ret_why = !own ? "other sessions are asked about first" :
-		   *question->why ? question->why : "no answer yet";
 	*ret_again_ns = now_ns + (verdict == KVT_MPS_UNKNOWN ? UNKNOWN_NS :
 				  question->process ? KVT_MPS_LOOK_NS : THERE_NS);
 	return verdict;
+}
+
+const char *kvt_mps_why(const struct kvt_mps_question *question, uint32_t session)
+{
+	return question->session != session ? "other sessions are asked about first" :
+	       *question->why ? question->why : "no answer yet";
 }
 
 void kvt_mps_forget(struct kvt_mps_question *question, uint32_t session)

@@ -45,10 +45,12 @@ struct kvt_mps_question {
 
 /** Ask by the control program `control` for the writer's processes, which have all exited, and have
  * their work ended. Does not wait: KVT_MPS_THERE while no answer is there. Unless they are gone,
- * *ret_why has the reason, until the next call, and ask again at *ret_again_ns. */
+ * ask again at *ret_again_ns. */
 enum kvt_mps_verdict kvt_mps_ask(struct kvt_mps_question *question, const char *control,
 				 const struct kvt_pool_writer *writer, uint64_t now_ns,
-				 uint64_t *ret_again_ns, const char **ret_why);
+				 uint64_t *ret_again_ns);
+/** Why a session's processes are not known to be gone, by what is known now. */
+const char *kvt_mps_why(const struct kvt_mps_question *question, uint32_t session);
 /** End the question about a session; UINT32_MAX: whichever it is about. */
 void kvt_mps_forget(struct kvt_mps_question *question, uint32_t session);
 

@@ -50,9 +50,7 @@ struct question {
 
 /* ---- processes */
 
-/* Read a file of a process. Returns the length, at most size - 1, and ends it with '\0'; negative:
- * it cannot be read. */
-static ssize_t read_of(const char *proc, const char *pid, const char *name, char *text, size_t size)
+ssize_t kvt_mps_read(const char *proc, const char *pid, const char *name, char *text, size_t size)
 {
 	char path[600];
 	ssize_t n;
@@ -74,7 +72,7 @@ static bool is_taken(const struct question *question, int32_t pid)
 	const char *state;
 
 	snprintf(name, sizeof(name), "%d", pid);
-	if (read_of(question->proc, name, "stat", text, sizeof(text)) <= 0)
+	if (kvt_mps_read(question->proc, name, "stat", text, sizeof(text)) <= 0)
 		return false;
 	state = strrchr(text, ')'); /* "PID (name) S ..." */
 	return !state || (strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0);
@@ -85,17 +83,17 @@ static bool is_taken(const struct question *question, int32_t pid)
 static int is_server(const struct question *question, const char *pid)
 {
 	char text[4096], *name, *ids;
-	ssize_t n = read_of(question->proc, pid, "comm", text, sizeof(text));
+	ssize_t n = kvt_mps_read(question->proc, pid, "comm", text, sizeof(text));
 
 	if (n <= 0 || strcmp(text, KVT_MPS_COMM "\n") != 0)
 		return 0; /* it may have ended */
-	if (read_of(question->proc, pid, "cmdline", text, sizeof(text)) <= 0)
+	if (kvt_mps_read(question->proc, pid, "cmdline", text, sizeof(text)) <= 0)
 		return -1;
 	name = strrchr(text, '/');
 	if (strcmp(name ? name + 1 : text, SERVER_NAME) != 0)
 		return 0; /* the control program */
 	/* "NSpid:", and its PID in each namespace from ours to its own. */
-	if (read_of(question->proc, pid, "status", text, sizeof(text)) <= 0)
+	if (kvt_mps_read(question->proc, pid, "status", text, sizeof(text)) <= 0)
 		return -1;
 	ids = strstr(text, "\nNSpid:\t");
 	if (!ids || strspn(ids + 8, "0123456789") != strcspn(ids + 8, "\n"))
@@ -115,7 +113,7 @@ static bool servers_are_all(struct question *question)
 	uint32_t n = 0;
 	int is = 0;
 
-	if (read_of(question->proc, "1", "comm", name, sizeof(name)) <= 0) {
+	if (kvt_mps_read(question->proc, "1", "comm", name, sizeof(name)) <= 0) {
 		BECAUSE(question, "%s hides processes (hidepid)", question->proc);
 		if (dir)
 			closedir(dir);

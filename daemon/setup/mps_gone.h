@@ -17,6 +17,9 @@
 #define KVT_MPS_GONE_SECONDS 3 /* no longer: SIGALRM */
 #define KVT_MPS_COMM "nvidia-cuda-mps" /* as the kernel cuts the names of MPS's programs */
 
+/** Read a file of a process, of its folder in `proc`. Returns the length, at most size - 1, and
+ * ends it with '\0'; negative: it cannot be read. */
+ssize_t kvt_mps_read(const char *proc, const char *pid, const char *name, char *text, size_t size);
 /** Ask the program `control`, found in PATH, for processes that have exited. `proc`: "/proc".
  * `why`: the reason of a verdict other than KVT_MPS_GONE. Waits. */
 enum kvt_mps_verdict kvt_mps_gone(const char *control, const char *proc, const int32_t *pids,

@@ -755,20 +755,20 @@ static bool cuda_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *wr
 	struct cuda_state *state = pool->state;
 	uint64_t quiet_ns = writer->ended_ns + pool->mps_grace_ns;
 	enum kvt_mps_verdict verdict = KVT_MPS_THERE;
-	const char *reason;
+	bool quiet = now_ns >= quiet_ns;
 
 	if (!under_mps(pool, state, now_ns))
 		return true;
-	*ret_again_ns = UINT64_MAX;
-	if (*pool->mps_control) {
-		verdict = kvt_mps_ask(&state->mps, pool->mps_control, writer, now_ns, ret_again_ns,
-				      &reason);
-		if (verdict == KVT_MPS_UNKNOWN || (verdict == KVT_MPS_THERE && now_ns >= quiet_ns))
-			strlcpy(why, reason, why_size);
-	}
+	*ret_again_ns = quiet_ns;
+	if (!*pool->mps_control)
+		return quiet;
+	if (!quiet)
+		verdict = kvt_mps_ask(&state->mps, pool->mps_control, writer, now_ns, ret_again_ns);
 	if (*ret_again_ns > quiet_ns)
 		*ret_again_ns = quiet_ns;
-	return verdict == KVT_MPS_GONE || now_ns >= quiet_ns;
+	if (quiet || verdict == KVT_MPS_UNKNOWN)
+		strlcpy(why, kvt_mps_why(&state->mps, writer->session), why_size);
+	return quiet || verdict == KVT_MPS_GONE;
 }
 
 static void cuda_forget(struct kvt_pool *pool, uint32_t session)

@@ -56,7 +56,10 @@ static int finish(void **state)
 
 static enum kvt_mps_verdict ask(const struct kvt_pool_writer *about)
 {
-	return kvt_mps_ask(&question, "control", about, now_ns, &again_ns, &why);
+	enum kvt_mps_verdict verdict = kvt_mps_ask(&question, "control", about, now_ns, &again_ns);
+
+	why = kvt_mps_why(&question, about->session);
+	return verdict;
 }
 
 /* Ask until there is an answer. */
