@@ -373,17 +373,24 @@ bool kvt_test_daemon_said(const struct kvt_test_daemon *daemon, const char *text
 	return kvt_test_daemon_count(daemon, text) != 0;
 }
 
-pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
+pid_t kvt_test_first_child(pid_t parent)
 {
 	char path[64];
 	int pid = 0;
 	FILE *file;
 
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon->pid,
-		 (int)daemon->pid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
 	file = fopen(path, "re");
-	kvt_test_check(file && fscanf(file, "%d", &pid) == 1);
+	kvt_test_check(file && (fscanf(file, "%d", &pid) == 1 || feof(file)));
 	fclose(file);
+	return pid;
+}
+
+pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon)
+{
+	pid_t pid = kvt_test_first_child(daemon->pid);
+
+	kvt_test_check(pid);
 	return pid;
 }
 

@@ -70,6 +70,8 @@ bool kvt_test_daemon_await(struct kvt_test_daemon *daemon, const char *text);
 int kvt_test_daemon_wait(struct kvt_test_daemon *daemon);
 /** Return the serving child of a daemon started with --supervise. */
 pid_t kvt_test_daemon_child(const struct kvt_test_daemon *daemon);
+/** Return the first child of a process, 0: it has none. */
+pid_t kvt_test_first_child(pid_t parent);
 /** Return the state in /proc/PID/stat: 'S' sleeps, 'Z' has ended but was not waited for. */
 char kvt_test_process_state(pid_t pid);
 /** Stop a process and wait until it stands still: it may be running on another core. */

@@ -1428,18 +1428,6 @@ CUDA_TEST(under_mps_a_client_that_is_still_there_after_the_time_of_grace_is_told
 	mps_end();
 }
 
-static bool has_children(pid_t pid)
-{
-	char path[64], text[16] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
-	kvt_test_check((file = fopen(path, "re")));
-	kvt_test_check(fread(text, 1, sizeof(text) - 1, file) < sizeof(text) && !ferror(file));
-	fclose(file);
-	return *text;
-}
-
 /* The question and all that it started end with the session's quarantine. */
 CUDA_TEST(under_mps_nothing_is_left_of_a_question_whose_session_is_over)
 {
@@ -1452,7 +1440,7 @@ CUDA_TEST(under_mps_nothing_is_left_of_a_question_whose_session_is_over)
 		kvt_test_equal(kvt_test_status(&daemon_).counters.quarantined_pages, 64);
 	fence_session(session);
 	await_no_quarantine();
-	while (has_children(daemon_.pid))
+	while (kvt_test_first_child(daemon_.pid))
 		kvt_test_status(&daemon_);
 	mps_say("more", "");
 	expect_no_quarantine();
