@@ -115,7 +115,7 @@ def test_a_daemon_that_restarts_is_followed(folder, monkeypatch, tmp_path, super
 
 
 def test_behind_a_publisher_that_was_held_up_all_is_told_again(folder, monkeypatch, tmp_path):
-    chance, opened = random.Random(6), threading.Event()
+    chance, reached, opened = random.Random(6), threading.Event(), threading.Event()
     with pair(folder, monkeypatch, tmp_path, feed_bytes="1M") as (daemon, engines, subscribers):
         ask(chance, engines, 10)
         agree(daemon, subscribers)
@@ -123,13 +123,15 @@ def test_behind_a_publisher_that_was_held_up_all_is_told_again(folder, monkeypat
         publish = publisher.publish
 
         def held(batch):
+            reached.set()
             opened.wait()
             publish(batch)
 
         monkeypatch.setattr(publisher, "publish", held)
         with daemon.connect(any_geometry=True) as client:
-            space, before = client.namespace(model="another"), client.stats().evicted_pages
             ask(chance, engines, 10)
+            until(reached.is_set)
+            space, before = client.namespace(model="another"), client.stats().evicted_pages
             while (client.stats().evicted_pages - before) * PAGE * 4 < 1 << 20:
                 with space.begin([chance.randrange(1 << 20) for _ in range(LONGEST)]) as seq:
                     seq.end(LONGEST)
