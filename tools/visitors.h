@@ -10,7 +10,8 @@
  *
  * On TCP users cannot be told apart; there a newcomer is served if its request comes before
  * KVT_VISITORS_MOST others have come after it. The server reads the end of a shut-down connection
- * and closes it.
+ * and closes it. While it cannot, because it waits for a stopped daemon, those beyond
+ * KVT_VISITORS_ROOM are closed unread.
  */
 
 #include <pthread.h>
