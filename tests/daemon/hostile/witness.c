@@ -15,7 +15,7 @@
 
 #include "tests/lib/cases.h"
 
-enum { PAGE = 16, PROMPT = 300, HELD = 64 };
+enum { PAGE = 16, PROMPT = 300, HELD = 64, REFUSED_MS = 1 };
 
 struct kvt_test_daemon kvt_victim;
 static struct kvt_test_child witness;
@@ -35,7 +35,8 @@ static void check_pages(const struct kvt_pool *pool, struct kvt_seq *seq, const 
 	}
 }
 
-static void witness_round(struct kvt_client *client, const struct kvt_pool *pool, uint32_t ns,
+/* False: attackers hold all pages, which they may while they live. */
+static bool witness_round(struct kvt_client *client, const struct kvt_pool *pool, uint32_t ns,
 			  uint32_t round)
 {
 	uint32_t keys[PROMPT], reusable;
@@ -44,8 +45,8 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 
 	kvt_test_keys(keys, PROMPT, 100 + round % 8);
 	error = kvt_seq_begin(client, ns, keys, PROMPT, 16, 0, &seq);
-	if (error == -ENOSPC) /* attackers hold all pages: allowed while they live */
-		return;
+	if (error == -ENOSPC)
+		return false;
 	if (error != 0)
 		kvt_test_fail("witness: begin: %s", kvt_client_error(client)->text);
 	reusable = kvt_seq_reusable(seq) / PAGE;
@@ -57,6 +58,7 @@ static void witness_round(struct kvt_client *client, const struct kvt_pool *pool
 	else if (error != -ESTALE) /* reset and remove are open to privileged attackers */
 		kvt_test_fail("witness: commit: %s", kvt_client_error(client)->text);
 	kvt_test_equal(kvt_seq_end(seq, 0, NULL, 0, KVT_IDLE, 0), 0);
+	return true;
 }
 
 /* Work between orders; answer a request for n rounds when they are done. */
@@ -67,6 +69,7 @@ static void witness_run(int pipe, void *context)
 	struct kvt_pool pool;
 	struct kvt_seq *held;
 	uint64_t wanted;
+	bool served = true;
 
 	kvt_test_equal(kvt_pool_map(client, &pool), 0);
 	kvt_test_keys(keys, HELD, 1);
@@ -76,14 +79,14 @@ static void witness_run(int pipe, void *context)
 	for (;;) {
 		struct pollfd fd = { .fd = pipe, .events = POLLIN };
 
-		if (poll(&fd, 1, 0) > 0) {
+		if (poll(&fd, 1, served ? 0 : REFUSED_MS) > 0) {
 			if (!kvt_test_receive(pipe, &wanted) || wanted == 0)
 				break;
 			for (uint64_t i = 0; i < wanted; i++)
 				witness_round(client, &pool, ns, round++);
 			kvt_test_send(pipe, 2);
 		}
-		witness_round(client, &pool, ns, round++);
+		served = witness_round(client, &pool, ns, round++);
 		check_pages(&pool, held, keys, 0, HELD / PAGE, false);
 	}
 	kvt_test_equal(kvt_seq_end(held, 0, NULL, 0, KVT_IDLE, 0), 0);
