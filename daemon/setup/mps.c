@@ -5,7 +5,6 @@
  */
 #include "daemon/setup/mps.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -29,33 +28,65 @@
 
 /* ---- whether it runs */
 
-/* True if a process of that name runs. */
-static bool process_runs(const char *name)
-{
-	struct dirent *entry;
-	DIR *dir = opendir("/proc");
-	bool found = false;
-
-	while (dir && !found && (entry = readdir(dir))) {
-		char comm[32];
-
-		found = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-			kvt_mps_read("/proc", entry->d_name, "comm", comm, sizeof(comm)) > 0 &&
-			strncmp(comm, name, strlen(name)) == 0;
-	}
-	if (dir)
-		closedir(dir);
-	return found;
-}
-
-bool kvt_mps_found(void)
+static bool has_pipe(void)
 {
 	const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
 	char path[512];
 	struct stat st;
 
 	snprintf(path, sizeof(path), "%s/control", pipe && *pipe ? pipe : "/tmp/nvidia-mps");
-	return stat(path, &st) == 0 || process_runs(KVT_MPS_COMM);
+	return stat(path, &st) == 0;
+}
+
+static bool is_of_mps(const char *proc, const char *pid)
+{
+	char comm[32];
+
+	return *pid >= '1' && *pid <= '9' &&
+	       kvt_mps_read(proc, pid, "comm", comm, sizeof(comm)) > 0 &&
+	       strncmp(comm, KVT_MPS_COMM, strlen(KVT_MPS_COMM)) == 0;
+}
+
+int kvt_mps_search(const char *proc, DIR **search)
+{
+	struct dirent *entry = NULL;
+	bool found = false;
+
+	if (!*search) {
+		if (has_pipe())
+			return 1;
+		*search = opendir(proc);
+		if (!*search)
+			return 0;
+	}
+	for (uint32_t n = 0; n < KVT_MPS_SEARCHED && !found; n++) {
+		entry = readdir(*search);
+		if (!entry)
+			break;
+		found = is_of_mps(proc, entry->d_name);
+	}
+	if (entry && !found)
+		return -EAGAIN;
+	kvt_mps_search_end(search);
+	return found;
+}
+
+void kvt_mps_search_end(DIR **search)
+{
+	if (*search)
+		closedir(*search);
+	*search = NULL;
+}
+
+bool kvt_mps_found(void)
+{
+	DIR *search = NULL;
+	int found;
+
+	do
+		found = kvt_mps_search("/proc", &search);
+	while (found == -EAGAIN);
+	return found;
 }
 
 /* ---- a question */

@@ -11,6 +11,7 @@
  * process of its own asks (mps_gone.h), and nothing here waits for it.
  */
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,10 +19,16 @@
 struct kvt_pool_writer;
 
 #define KVT_MPS_LOOK_NS 5000000ull /* between looks at the process that asks */
+#define KVT_MPS_SEARCHED 64u       /* processes at a time: about a millisecond */
 
 /** True if a control daemon's pipe or a process of MPS is seen. Only its clients know the pipe's
- * directory, and another PID namespace hides processes. */
+ * directory, and another PID namespace hides processes. Takes 6 ms for a thousand processes. */
 bool kvt_mps_found(void);
+/** The same in parts of KVT_MPS_SEARCHED processes. 1: it is seen; 0: it is not; -EAGAIN: call
+ * again. `proc`: "/proc". *search is NULL before, and after an answer. */
+int kvt_mps_search(const char *proc, DIR **search);
+/** Give up a search, if one is under way. */
+void kvt_mps_search_end(DIR **search);
 
 /** Verdicts on a client. The asking process exits with them, and with them only if it asked. */
 enum kvt_mps_verdict {

@@ -69,8 +69,9 @@ struct cuda_state {
 	bool vmm;
 	bool exported;   /* clients may have it open */
 	bool mps_device; /* by the driver, a device's contexts run under MPS */
-	bool mps_seen;   /* at mps_asked_ns */
+	int mps_seen;    /* at mps_asked_ns; -EAGAIN: the search is under way */
 	uint64_t mps_asked_ns;
+	DIR *mps_search;
 	struct kvt_mps_question mps;
 	uint32_t n_slabs;
 	struct cuda_slab slabs[KVT_MAX_SLABS];
@@ -735,15 +736,16 @@ static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 
 /* ---- the end of a writer */
 
-/* True if GPU work may outlive its process. Without MPS it does not: the kernel closes the device
- * files, which stops the channels, before the hang-up and before the pidfd fires. With MPS it runs
- * in a server that lives on, and no event marks its end. */
-static bool under_mps(const struct kvt_pool *pool, struct cuda_state *state, uint64_t now_ns)
+/* 1: GPU work may outlive its process; 0: it does not; -EAGAIN: a search for MPS goes on. Without
+ * MPS the kernel closes the device files, which stops the channels, before the hang-up and before
+ * the pidfd fires. With MPS the work runs in a server that lives on, and no event marks its end. */
+static int under_mps(const struct kvt_pool *pool, struct cuda_state *state, uint64_t now_ns)
 {
 	if (pool->mps != KVT_MPS_AUTO || state->mps_device)
 		return pool->mps != KVT_MPS_NO;
-	if (!state->mps_asked_ns || now_ns - state->mps_asked_ns > MPS_KNOWN_NS) {
-		state->mps_seen = kvt_mps_found();
+	if (!state->mps_asked_ns || state->mps_seen == -EAGAIN ||
+	    now_ns - state->mps_asked_ns > MPS_KNOWN_NS) {
+		state->mps_seen = kvt_mps_search("/proc", &state->mps_search);
 		state->mps_asked_ns = now_ns;
 	}
 	return state->mps_seen;
@@ -756,10 +758,11 @@ static bool cuda_quiesce(struct kvt_pool *pool, const struct kvt_pool_writer *wr
 	uint64_t quiet_ns = writer->ended_ns + pool->mps_grace_ns;
 	enum kvt_mps_verdict verdict = KVT_MPS_THERE;
 	bool quiet = now_ns >= quiet_ns;
+	int shared = under_mps(pool, state, now_ns);
 
-	if (!under_mps(pool, state, now_ns))
-		return true;
-	*ret_again_ns = quiet_ns;
+	*ret_again_ns = shared < 0 ? now_ns : quiet_ns;
+	if (shared <= 0)
+		return shared == 0;
 	if (!*pool->mps_control)
 		return quiet;
 	if (!quiet)
@@ -805,6 +808,7 @@ static void cuda_destroy(struct kvt_pool *pool)
 	if (!state->exported || state->vmm)
 		release_contexts(state);
 	kvt_mps_forget(&state->mps, UINT32_MAX);
+	kvt_mps_search_end(&state->mps_search);
 	free(state);
 	pool->state = NULL;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The question whether MPS still has a dead client, put to a process: one at a time, with an answer
- * for the session that it is about, and never waited for.
+/* The search for MPS, in parts. The question whether it still has a dead client, put to a process:
+ * one at a time, with an answer for the session that it is about, and never waited for.
  *
- * Inputs: a script in the place of the process that asks, and times that are made up. */
+ * Inputs: folders in the place of /proc, a script in that of the process that asks, and times that
+ * are made up. */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,7 +17,7 @@
 #include "daemon/setup/pool_backend.h"
 #include "tests/lib/cases.h"
 
-static char folder[64], asker[100];
+static char folder[64], asker[100], pipe_file[100];
 static const char *why;
 static struct kvt_mps_question question;
 static uint64_t now_ns, again_ns;
@@ -39,6 +40,8 @@ static int begin(void **state)
 	snprintf(folder, sizeof(folder), "/tmp/kvt-mps-XXXXXX");
 	assert_non_null(mkdtemp(folder));
 	snprintf(asker, sizeof(asker), "%s/asker", folder);
+	snprintf(pipe_file, sizeof(pipe_file), "%s/control", folder);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", folder, 1);
 	question = KVT_MPS_QUESTION_INIT;
 	question.asker = asker;
 	now_ns = 1;
@@ -47,12 +50,74 @@ static int begin(void **state)
 
 static int finish(void **state)
 {
+	char command[100];
+
 	kvt_mps_forget(&question, UINT32_MAX);
-	unlink(asker);
-	return rmdir(folder);
+	snprintf(command, sizeof(command), "rm -r %s", folder);
+	return system(command);
 }
 
 #define MPS_TEST(name) TEST_WITH(name, begin, finish)
+
+/* ---- the search */
+
+/* Give the folder a process. */
+static void add_process(uint32_t pid, const char *comm)
+{
+	char path[120];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%u", folder, pid);
+	assert_int_equal(mkdir(path, 0700), 0);
+	snprintf(path, sizeof(path), "%s/%u/comm", folder, pid);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	fprintf(file, "%s\n", comm);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* Search the folder. Returns the answer, with the number of parts in *ret_n. */
+static int search(uint32_t *ret_n)
+{
+	DIR *under_way = NULL;
+	int found;
+
+	*ret_n = 0;
+	do {
+		found = kvt_mps_search(folder, &under_way);
+		++*ret_n;
+	} while (found == -EAGAIN);
+	assert_null(under_way);
+	return found;
+}
+
+MPS_TEST(a_search_has_parts_and_an_end)
+{
+	uint32_t n;
+	DIR *given_up = NULL;
+
+	for (uint32_t i = 1; i <= 3 * KVT_MPS_SEARCHED; i++)
+		add_process(i, "nvidia-smi");
+	assert_int_equal(search(&n), 0);
+	assert_int_equal(n, 4); /* "." and ".." are entries, too */
+	assert_int_equal(kvt_mps_search(folder, &given_up), -EAGAIN);
+	kvt_mps_search_end(&given_up);
+	assert_null(given_up);
+	add_process(3 * KVT_MPS_SEARCHED + 1, "nvidia-cuda-mps");
+	assert_int_equal(search(&n), 1);
+}
+
+MPS_TEST(a_pipe_is_found_at_once)
+{
+	uint32_t n;
+
+	script("");
+	assert_int_equal(rename(asker, pipe_file), 0);
+	assert_int_equal(search(&n), 1);
+	assert_int_equal(n, 1);
+}
+
+/* ---- the question */
 
 static enum kvt_mps_verdict ask(const struct kvt_pool_writer *about)
 {
