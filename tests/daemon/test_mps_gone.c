@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether MPS still has a dead client, by the answers of its control program.
  *
- * Inputs: a control program that is a script over files (servers, clients-SERVER, ...) and notes
- * each line that it got, and a /proc of files. */
+ * Inputs: the answers of a stand-in for it, and a /proc of files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,18 +10,7 @@
 
 #include "daemon/setup/mps_gone.h"
 #include "tests/lib/cases.h"
-
-static const char control_script[] =
-	"#!/bin/sh\n"
-	"cd \"${0%/*}\" || exit 1\n"
-	"read -r word server client\n"
-	"echo \"$word $server $client\" | sed 's/ *$//' >>lines\n"
-	"[ ! -e more ] || . ./more\n"
-	"case $word in\n"
-	"get_server_list) cat servers ;;\n"
-	"get_client_list) cat \"clients-$server\" ;;\n"
-	"terminate_client) cat refusal 2>/dev/null || echo 0; [ ! -e failure ] ;;\n"
-	"esac\n";
+#include "tests/lib/mps_control.h"
 
 static char folder[64], program[100], proc[100], why[256];
 static const char *control;
@@ -80,7 +68,7 @@ static int begin(void **state)
 	snprintf(proc, sizeof(proc), "%s/proc", folder);
 	assert_int_equal(mkdir(proc, 0700), 0);
 	snprintf(program, sizeof(program), "%s/control", folder);
-	say("control", control_script);
+	say("control", mps_control_script);
 	assert_int_equal(chmod(program, 0700), 0);
 	say("lines", "");
 	say("servers", "100\n");

@@ -22,6 +22,7 @@
 #include "shm/clock.h"
 #include "tests/whole/cuda/cuda_test.h"
 #include "tests/lib/cases.h"
+#include "tests/lib/mps_control.h"
 
 #define PAGE 16u
 #define N_KEYS 400u
@@ -1231,24 +1232,12 @@ CUDA_TEST(mps_is_noticed)
 
 /* ---- MPS's word */
 
-/* A control program of MPS: a script over files in its folder, with a server that sleeps. */
+/* The stand-in for the control program of MPS, with a server that sleeps. */
 static struct {
 	char folder[64];
 	pid_t server;
 	int lock; /* one such server at a time: all that run must be of the control program */
 } mps;
-
-static const char control_script[] =
-	"#!/bin/sh\n"
-	"cd \"${0%/*}\" || exit 1\n"
-	"read -r line\n"
-	"echo \"$line\" >>lines\n"
-	"[ ! -e more ] || . ./more\n"
-	"case $line in\n"
-	"get_server_list) cat servers ;;\n"
-	"get_client_list*) cat clients ;;\n"
-	"terminate_client*) cat refusal 2>/dev/null || echo 0 ;;\n"
-	"esac\n";
 
 static void mps_say(const char *name, const char *text)
 {
@@ -1257,6 +1246,14 @@ static void mps_say(const char *name, const char *text)
 
 	snprintf(path, sizeof(path), "%s/%s", mps.folder, name);
 	kvt_test_check((file = fopen(path, "w")) && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void mps_say_clients(const char *text)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "clients-%d", mps.server);
+	mps_say(name, text);
 }
 
 static void mps_begin(const char *backend, uint32_t grace_ms)
@@ -1270,7 +1267,7 @@ static void mps_begin(const char *backend, uint32_t grace_ms)
 		cuda_test_skip("MPS runs on this host");
 	snprintf(mps.folder, sizeof(mps.folder), "/tmp/kvt-mps-XXXXXX");
 	kvt_test_check(mkdtemp(mps.folder) && chmod(mps.folder, 0755) == 0);
-	mps_say("control", control_script);
+	mps_say("control", mps_control_script);
 	snprintf(text, sizeof(text), "%s/control", mps.folder);
 	kvt_test_equal(chmod(text, 0755), 0);
 	snprintf(sleeps, sizeof(sleeps), "%s/nvidia-cuda-mps-server", mps.folder);
@@ -1283,7 +1280,7 @@ static void mps_begin(const char *backend, uint32_t grace_ms)
 	}
 	snprintf(text, sizeof(text), "%d\n", mps.server);
 	mps_say("servers", text);
-	mps_say("clients", "");
+	mps_say_clients("");
 	mps_say("lines", "");
 	snprintf(text, sizeof(text), "mps = yes\nmps_grace_ms = %u\nmps_control = %s/control\n",
 		 grace_ms, mps.folder);
@@ -1376,7 +1373,7 @@ CUDA_TEST(under_mps_the_work_of_every_dead_rank_is_ended)
 	pids[0] = leader.pid;
 	pids[1] = member.pid;
 	snprintf(clients, sizeof(clients), "%d\n%d\n", pids[1], pids[0]);
-	mps_say("clients", clients);
+	mps_say_clients(clients);
 	kvt_test_child_kill(&leader, SIGKILL);
 	kvt_test_child_kill(&member, SIGKILL);
 	kvt_test_session_ended(&daemon_, session);
@@ -1417,7 +1414,7 @@ CUDA_TEST(under_mps_a_client_that_is_still_there_after_the_time_of_grace_is_told
 	kvt_test_child_start(&child, writer_run, &writer);
 	session = (uint32_t)kvt_test_word(child.pipe);
 	snprintf(text, sizeof(text), "%d\n", child.pid);
-	mps_say("clients", text);
+	mps_say_clients(text);
 	mps_say("refusal", "CUDA_ERROR_UNKNOWN\n");
 	snprintf(text, sizeof(text), "lists pid %d, and answers terminate_client", child.pid);
 	kvt_test_child_kill(&child, SIGKILL);
