@@ -63,7 +63,7 @@ static int check_places(const struct kvt_daemon *daemon, char why[KVT_WHY_BYTES]
 
 	if (kvt_lock_held(config->runtime_dir, config->instance))
 		return 0;
-	/* Who checks may be another user than the daemon's. */
+	/* The check may run as another user than the daemon. */
 	error = kvt_lock_check(config->runtime_dir, config->instance, why, KVT_WHY_BYTES);
 	if (!error || error == -EACCES)
 		error = kvt_daemon_socket_path(config, path);

@@ -235,7 +235,7 @@ void kvt_core_count_start(struct kvt_core *core, const struct kvt_starts *before
 /** Read the starts of a cache that is not continued. Zero unless both objects are of this build. */
 struct kvt_starts kvt_core_starts_of(const void *arena, uint64_t arena_bytes, const void *ledger,
 				     uint64_t ledger_bytes);
-/** What a session asked for and got; session 0: the instance's refusals, and 0 else. */
+/** Counts of what a session asked for and got; session 0: the instance's refusals, and 0 else. */
 const struct kvt_tally *kvt_core_tally(const struct kvt_core *core, uint32_t session);
 const struct kvt_arena_header *kvt_core_arena(const struct kvt_core *core);
 const struct kvt_ledger_header *kvt_core_ledger(const struct kvt_core *core);

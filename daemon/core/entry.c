@@ -2,9 +2,9 @@
 
 /* Checking and refusing entries.
  *
- * Input is a private copy of a client's entry; its keys stay in client memory. What is judged here
- * does not depend on the tree, so it is judged before a fence is waited for; an operation refuses
- * the rest itself, with kvt_refuse(). Nothing is changed. Callers: run.c, each operation, and
+ * Input is a private copy of a client's entry; its keys stay in client memory. These checks do
+ * not depend on the tree, so they come before a fence is waited for; an operation refuses the rest
+ * itself, with kvt_refuse(). Nothing is changed. Callers: run.c, each operation, and
  * recovery, which finds entries that a dead daemon let in. */
 
 #include <errno.h>

@@ -19,12 +19,12 @@ struct kvt_op_context {
 	struct kvt_cqe *cqe;
 	const uint32_t *keys; /* of the entry: client memory, or the copy that the log gets */
 	uint64_t root_key;    /* of the entry, 0 if it has none */
-	/* Of a BEGIN that waits, or that found that it must (KVT_WAITS): */
+	/* For a BEGIN that waits, or that found that it must (KVT_WAITS): */
 	uint32_t waiter; /* its pending record, KVT_NONE before it has one */
 	uint32_t awaited, goal, matched;
 	bool for_point; /* the goal is a declared point, and `matched` what is usable */
 	uint32_t own; /* pages that the BEGIN takes from ended leases of its session */
-	/* Of one that waited for its fence: its pending record, and the session's before it. */
+	/* For one that waited for its fence: its pending record, and the session's before it. */
 	uint32_t deferred, before;
 };
 

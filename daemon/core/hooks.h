@@ -17,7 +17,7 @@ typedef void kvt_core_complete_fn(void *context, uint32_t session, const struct 
 /** Called after every effect, in order of seq. The record is valid during the call only. */
 typedef void kvt_core_record_fn(void *context, const struct kvt_record *record);
 
-/** What an effect changed in what is cached, for the feed. */
+/** A change of what is cached, by one effect, for the feed. */
 struct kvt_change {
 	uint64_t seq;
 	const uint32_t *in;  /* pages that became cached, in order: of a node those of its path */

@@ -904,7 +904,7 @@ static int check_table(struct kvt_op_context *op, const struct kvt_lease_record 
 	return kvt_refuse(op, -ENOBUFS, KVT_REASON_LIST_SHORT, table);
 }
 
-/** True if a COMMIT goes on over pages that others sealed. A window or a state cannot jump. */
+/** True if a COMMIT continues over pages that others sealed. A window or a state cannot jump. */
 static bool looks_on(const struct kvt_core *core, const struct kvt_lease_record *lease)
 {
 	return core->n_sides == 0 && !(lease->flags & KVT_LEASE_FORCE_MISS);

@@ -103,7 +103,7 @@ struct kvt_record {
 	uint32_t n_list;
 	uint32_t n_events;
 	uint32_t n_out;
-	/* Of MATCH, BEGIN, INSERT, REMOVE: before the operation the first `known_positions` keys
+	/* For MATCH, BEGIN, INSERT, REMOVE: before the operation the first `known_positions` keys
 	 * stood on the path to `known_node` (announced ones included): a log leaves them out. */
 	uint32_t known_node;
 	uint32_t known_positions;

@@ -114,7 +114,7 @@ static bool node_ok(const struct kvt_core *core, const struct entry *e)
 	return are_facts(&nodes, address(core, e->place), e->bytes);
 }
 
-/** What the place of a list of pages says, and how many they are. */
+/** A list of pages: its place, and how many they are. */
 struct list {
 	uint32_t session, state, lease;
 	uint32_t n;
@@ -226,8 +226,8 @@ static void undo(struct kvt_core *core, const struct entry *e)
 	}
 }
 
-/** Mark the pages of a list up to `last`; KVT_NONE: up to its end. What is wrong with a list is for
- * the rebuild to find. */
+/** Mark the pages of a list up to `last`; KVT_NONE: up to its end. The
+ * rebuild finds faults of a list. */
 static void mark_list(struct kvt_core *core, uint32_t page, uint32_t last)
 {
 	for (uint32_t n = 0; page != KVT_NONE && page < core->config.n_pages &&

@@ -207,7 +207,7 @@ uint32_t kvt_slots_runs(const struct kvt_slots *slots, uint32_t n, uint32_t wish
 			runs++;
 		}
 	}
-	/* What is missing comes from victims of this operation's own eviction: the slots of each
+	/* The rest comes from victims of this operation's own eviction: the slots of each
 	 * are one run, and its node comes back with them. */
 	return runs;
 }

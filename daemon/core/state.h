@@ -59,8 +59,8 @@ struct kvt_run { /* of slots */
 	uint32_t n;
 };
 
-/** What older handles of a node still name, also once it is free. Lost at a restart. A node is
- * freed, and so reused (free_nodes), before its heir: an heir is never another node. */
+/** The part of a node that older handles still name, also once it is free. Lost at a restart. A
+ * node is freed, and so reused (free_nodes), before its heir: an heir is never another node. */
 struct kvt_remains {
 	uint32_t born; /* the first generation of these handles */
 	uint32_t left; /* pages of its path that were never trimmed; a run may grow behind them */

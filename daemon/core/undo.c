@@ -141,7 +141,7 @@ void kvt_save_list(struct kvt_core *core, uint32_t page, uint32_t n)
 		to[count++] = page;
 	KVT_ASSERT(count < core->config.n_pages);
 	to[count] = page;
-	/* Of a dying session's pages some still name leases that are gone: none counts. */
+	/* Some pages of a dying session still name leases that are gone: no lease counts. */
 	if (owner.lease && core->leases[owner.lease].session != owner.session)
 		owner.lease = KVT_NONE;
 	push_pages(core, &owner, state, count);

@@ -21,7 +21,7 @@ enum kvt_undo_kind {
 
 /** The undo log: the old value of every primary fact that the running mutation changes. If a
  * successor finds `mutation` odd, it writes them back. Facts that every mutation changes are in the
- * header. What was free before (records, pages) is not saved. */
+ * header. Records and pages that were free before are not saved. */
 struct kvt_undo_header {
 	uint64_t words; /* of entries, since `mutation` became odd */
 	uint64_t seq;   /* as in the headers, when it did */

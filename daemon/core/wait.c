@@ -30,8 +30,8 @@
 /* ---- leases that compute */
 
 #define GAPS_OF_PATIENCE 4
-/* A session that seals too late because nobody waits, as a store where computing is quicker than
- * loading, gets another try. One that hangs costs its waiters a thirtieth of their time. */
+/* A session that seals too late because no request waits, as a store where computing is quicker
+ * than loading, gets another try. One that hangs costs its waiters a thirtieth of their time. */
 #define VAIN_PATIENCES 30
 
 /** Time at which a lease will have sealed nothing for too long. A chunk may take several times as
@@ -227,7 +227,7 @@ static bool worth_waiting(const struct kvt_core *core, uint32_t goal, uint32_t m
 	       (uint64_t)(goal - matched) * core->ps > core->config.coalesce_threshold;
 }
 
-/** What a BEGIN waits for: `goal` pages, of which it has `have`. */
+/** The aim of a BEGIN that waits: `goal` pages; it has `have` of them. */
 struct aim {
 	uint32_t owner; /* the lease that computes them, KVT_NONE: nothing is worth waiting for */
 	uint32_t goal, have;

@@ -89,7 +89,7 @@ typedef int kvt_oplog_path_fn(void *context, uint32_t node, uint32_t positions, 
 int kvt_oplog_reader_open(const char *path, struct kvt_oplog_reader **ret_reader,
 			  struct kvt_core_config *ret_config, char *why, size_t why_bytes);
 
-/** Read the next record. What it points to is valid until the next call. Returns 1; 0 at the end;
+/** Read the next record. Its pointers are valid until the next call. Returns 1; 0 at the end;
  * -EBADMSG with `why`: the file is damaged, or the path's keys differ. */
 int kvt_oplog_next(struct kvt_oplog_reader *reader, kvt_oplog_path_fn *path, void *context,
 		   struct kvt_record *ret_record, char *why, size_t why_bytes);

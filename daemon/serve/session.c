@@ -41,7 +41,7 @@ struct kvt_core_peer;
 /* Faulted in before the first operation. */
 #define PREFAULT_BYTES (256u << 10)
 #define RELEASES_PER_TURN 2
-/* Of areas in one turn, about 0.1 ms. Areas of 132 MiB take 20 ms at once. */
+/* Bytes of areas in one turn: about 0.1 ms. Areas of 132 MiB take 20 ms at once. */
 #define FREE_BYTES (1u << 20)
 
 static void close_fd(int *fd)

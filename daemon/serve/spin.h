@@ -6,7 +6,7 @@
  * @file spin.h
  * Whether the serving thread spins or sleeps after a turn without work.
  *
- * Spinning saves a client the wake-up, but takes the CPU from whoever else needs it. So the thread
+ * Spinning saves a client the wake-up, but takes the CPU from other threads. So the thread
  * decides from what happened:
  *  - It spins after it served a client on another CPU, up to the budget. Short sleeps double the
  *    budget, up to the configured one; long sleeps halve it.

@@ -736,9 +736,10 @@ static int cuda_export(struct kvt_pool *pool, struct kvt_pool_export *ret_export
 
 /* ---- the end of a writer */
 
-/* 1: GPU work may outlive its process; 0: it does not; -EAGAIN: a search for MPS goes on. Without
- * MPS the kernel closes the device files, which stops the channels, before the hang-up and before
- * the pidfd fires. With MPS the work runs in a server that lives on, and no event marks its end. */
+/* 1: GPU work may outlive its process; 0: it does not; -EAGAIN: a search for MPS has not ended.
+ * Without MPS the kernel closes the device files, which stops the channels, before the hang-up and
+ * before the pidfd fires. With MPS the work runs in a server that lives on, and no event marks its
+ * end. */
 static int under_mps(const struct kvt_pool *pool, struct cuda_state *state, uint64_t now_ns)
 {
 	if (pool->mps != KVT_MPS_AUTO || state->mps_device)
