@@ -32,9 +32,9 @@
  *  - A key is a uint32_t that identifies one KV position (a token id, or see kvtrunk_keys.h).
  *    Counts of keys are positions; `pages` are page numbers in the pool, [1, n_pages).
  *  - The library has no threads and no signal handlers, never logs and never exits. Its only global
- *    state is the process's open device memory, behind a lock, and the function of
- *    kvt_set_interrupted(). A client handle belongs to one thread at a time; a process may have
- *    several.
+ *    state is the process's open device memory and streams that closed clients left, behind locks,
+ *    and the function of kvt_set_interrupted(). A client handle belongs to one thread at a time; a
+ *    process may have several.
  *  - Needs Linux >= 5.14 and libc. No io_uring in the client.
  *
  * Caveats

@@ -73,7 +73,9 @@ struct kvt_options {
 	uint32_t cq_entries;     /* default 2 * sq_entries */
 	uint32_t keys_count;     /* u32 elements of the key area; default 1 Mi (4 MiB) */
 	uint32_t list_count;     /* u32 elements of the list area; default 256 Ki */
-	int64_t spin_budget_ns;  /* before a wait sleeps; default 50,000; -1: no limit */
+	/* How long a wait spins before it sleeps; default 50,000, -1: no limit. It does not spin
+	 * while the daemon runs on the caller's CPU. */
+	int64_t spin_budget_ns;
 	int64_t timeout_ns;      /* of each blocking call; default: 0 = no deadline */
 	uint32_t flags;          /* enum kvt_hello_flag; KVT_ANY_GEOMETRY */
 	/* How long kvt_seq_begin() waits for what other processes compute of the same prompt;
@@ -189,7 +191,9 @@ void kvt_set_interrupted(int (*interrupted)(void));
 void kvt_client_set_pace(struct kvt_client *client, int64_t pace_ns);
 
 /** Descriptors for the caller's own loop: readable when a completion came after kvt_client_arm(),
- * and when the daemon hung up. Both are sockets. Owned by the client; do not read them. */
+ * and when the daemon hung up. Both are sockets. Owned by the client; do not read them. With a
+ * successor of the daemon the control descriptor has the same number, but epoll_ctl() must add it
+ * again. */
 int kvt_client_completion_fd(const struct kvt_client *client);
 int kvt_client_control_fd(const struct kvt_client *client);
 

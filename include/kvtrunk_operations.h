@@ -36,11 +36,12 @@ extern "C" {
  *                  (KVT_CQE_TAKEOVER), or after ttl_ms milliseconds (KVT_CQE_DEADLINE). Leases of
  *                  its own session do not count. With ttl_ms 0 it does not wait: it begins, or is
  *                  answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing.
- *   KVT_F_NO_WAIT  It is answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing. Within ttl_ms
- *                  one notice with the same user_data follows: result 0, KVT_CQE_ASYNC, `matched`,
- *                  `state` = enum kvt_notice, no lease. Then submit it again. Leases of its own
- *                  session count: a scheduler holds back the second of two equal requests. Any
- *                  answer but -EAGAIN is that of a plain BEGIN, and no notice follows.
+ *   KVT_F_NO_WAIT  It is answered -EAGAIN (KVT_REASON_ANNOUNCED) and holds nothing; `announced`
+ *                  positions are computed by others. Within ttl_ms one notice with the same
+ *                  user_data follows: result 0, KVT_CQE_ASYNC, `matched`, `state` = enum
+ *                  kvt_notice, no lease. Then submit it again. Leases of its own session count: a
+ *                  scheduler holds back the second of two equal requests. Any answer but -EAGAIN
+ *                  is that of a plain BEGIN, and no notice follows.
  *
  * kvt_seq_adopt() makes a sequence of a BEGIN that kvt_reap() answered.
  *
@@ -146,9 +147,10 @@ struct kvt_result {
 };
 
 /** Submit without waiting. Visible to the daemon at once. At most cq_entries operations are in
- * flight. -EAGAIN: rings or areas are full: reap and release first, or wait for an answer.
- * -E2BIG: larger than the areas. -EINVAL: n_pages of INSERT is not floor(n_keys / page_size), or a
- * count without its array. -ECONNRESET. */
+ * flight. Two or more BEGINs with KVT_F_WAIT take at most half of the rings and areas: the other
+ * half is for what ends their waits. -EAGAIN: rings or areas are full: reap and release first, or
+ * wait for an answer. -E2BIG: larger than the areas. -EINVAL: n_pages of INSERT is not floor(n_keys
+ * / page_size), or a count without its array. -ECONNRESET. */
 int kvt_submit(struct kvt_client *client, const struct kvt_request *request);
 
 /** Take up to `max` answers, waiting for the first `min` of them (deadline as set). Returns their
@@ -168,7 +170,8 @@ int kvt_call(struct kvt_client *client, const struct kvt_request *request,
  * arrays. Each `capacity` and `n` in pages; -ENOBUFS when too short: nothing done, *ret_n = needed.
  *
  * kvt_match() of 1,024 keys or more probes first, as kvt_probe(), and sends only the keys that the
- * probe did not find; the answer is the same. */
+ * probe did not find: keys that cross between cores are most of its cost. The answer is the
+ * same. */
 int kvt_match(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 	      uint32_t n_keys, uint32_t flags, struct kvt_result *ret_result);
 int kvt_lock(struct kvt_client *client, struct kvt_handle handle,
@@ -214,8 +217,9 @@ int kvt_page_sealer(struct kvt_client *client, uint32_t page, uint32_t *ret_seal
  * Errors: -EINVAL the page is not cached, or there is no such page. */
 int kvt_page_suspect(struct kvt_client *client, uint32_t page, uint32_t *ret_session);
 
-/** Walk the tree in shared memory without the daemon: a few hundred nanoseconds, never more than
- * MATCH would report, sometimes less. A hint: pages may be used only after LOCK of the handle.
+/** Walk the tree in shared memory without the daemon, in a few hundred nanoseconds: for routers and
+ * schedulers. Never reports more than MATCH would have at some moment during the call, sometimes
+ * less. A hint: pages may be used only after LOCK of the handle.
  * It reads no side pages: kvt_match() tells what is usable with them.
  * Errors: -ENOTSUP the arena is withheld, -EAGAIN too many races (use MATCH), -ECONNRESET. */
 int kvt_probe(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,

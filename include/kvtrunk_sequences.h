@@ -25,13 +25,18 @@ extern "C" {
  * @flags  KVT_F_FULL, KVT_F_FORCE_MISS, KVT_F_OWN_STREAM (see struct kvt_request).
  *
  * If other processes are computing part of the same prompt, it waits, so that each position is
- * computed once. It returns when that part is cached, or when no process computes it any more: then
- * this sequence does. It waits at most options->begin_wait_ns and three quarters of the client's
- * own deadline. While it waits it holds neither pages nor locks. It never waits for a sequence of
- * the same client, or for a client that waits for this one. For a notice instead of waiting, submit
- * a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request. Errors: -ENOSPC
- * (kvt_client_error() gives the cause and how much was available), -EDQUOT, -ECONNRESET,
- * -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
+ * computed once. It returns when that part is cached, but for a rest within the daemon's option
+ * coalesce_threshold. If the computing sequence ends, or publishes nothing for too long (option
+ * coalesce_patience_ms), one waiter computes the rest, and the others wait for that one. It waits
+ * at most options->begin_wait_ns and three quarters of the client's own deadline. After that this
+ * sequence computes the rest, and no call waits for the late one again.
+ *
+ * While it waits it holds neither pages nor locks. It never waits for a sequence of the same
+ * client, or for a client that waits for this one, directly or through others. For a notice instead
+ * of waiting, submit a BEGIN with KVT_F_NO_WAIT (kvt_submit()): see struct kvt_request.
+ *
+ * Errors: -ENOSPC (kvt_client_error() gives the cause and how much was available), -EDQUOT,
+ * -ECONNRESET, -ETIMEDOUT. The sequence is owned by the caller until kvt_seq_end(). */
 int kvt_seq_begin(struct kvt_client *client, uint32_t namespace_id, const uint32_t *keys,
 		  uint32_t n_keys, uint32_t extra, uint32_t flags,
 		  struct kvt_seq **ret_seq);
