@@ -219,6 +219,22 @@ TEST(doubts_nodes_that_contradict)
 	expect_doubt(w, (uint32_t *)&node->touched + 1, 1, "future");
 }
 
+TEST(doubts_a_root_with_a_place_or_a_run)
+{
+	struct world *w = busy_world();
+	uint32_t id = some_node(w, true);
+	struct kvt_node *root;
+
+	while (!(w->core->nodes[id].flags & KVT_NODE_ROOT))
+		id = w->core->nodes[id].parent;
+	root = &w->core->nodes[id];
+	expect_doubt(w, &root->first_slot, 1, "impossible run");
+	expect_doubt(w, &root->n_slots, 1, "impossible run");
+	expect_doubt(w, &root->sealed, 1, "impossible run");
+	expect_doubt(w, &root->start, 1, "impossible run");
+	expect_doubt(w, &root->parent, id, "impossible run");
+}
+
 TEST(doubts_pages_that_contradict)
 {
 	struct world *w = busy_world();

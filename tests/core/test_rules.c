@@ -126,6 +126,46 @@ TEST(keys_and_lists_must_lie_in_the_areas)
 	}
 }
 
+/** Offer a list of n words to the next operation. */
+static void offer(struct client *client, uint32_t n)
+{
+	memset(client->list, 0xff, client->list_count * sizeof(*client->list));
+	client->list_capacity = n;
+}
+
+static void expect_filled(const struct client *client, uint32_t n)
+{
+	assert_int_not_equal(client->list[n - 1], UINT32_MAX);
+	assert_int_equal(client->list[n], UINT32_MAX);
+}
+
+/* Behind the list of one entry may lie the list of another. */
+TEST(an_answer_ends_with_the_list_that_was_offered)
+{
+	struct world *w = world_small(2, 60);
+	struct client *a = client_new(w);
+	uint32_t ns = space_open(a, "ns");
+	struct seq *seq;
+
+	insert(a, ns, range(1, 4));
+	offer(a, 2);
+	expect_ok(match_lock(a, ns, range(1, 4)));
+	expect_filled(a, 2);
+	offer(a, 3);
+	expect_ok(alloc(a, 3));
+	expect_filled(a, 3);
+	offer(a, 5);
+	seq = begin(a, ns, range(1, 8), 2, 0);
+	expect_ok(seq->a);
+	expect_filled(a, 5);
+	offer(a, 5);
+	expect_ok(commit(seq, 6, NO_KEYS, 0));
+	expect_filled(a, 5);
+	offer(a, 1);
+	expect_ok(extend(seq, 1));
+	expect_filled(a, 1);
+}
+
 /* ---- fences, sessions, expiry */
 
 /* A fence is raised after the daemon looked at it, and before an operation that needs its pages. */
