@@ -185,8 +185,8 @@ enum kvt_page_state {
 };
 
 /** Counters that agree with each other between two operations. KVT_COUNTERS (kvtrunk_wire_arena.h)
- * describes each. The first 12 and the last 2 are gauges; the others rise from the start of the
- * objects, over restarts. free + private + cached + quarantined == n_pages - 1. */
+ * describes each and says which is a GAUGE. A COUNTER rises from the start of the objects, over
+ * restarts. free + private + cached + quarantined == n_pages - 1. */
 struct kvt_counters {
 	uint64_t free_pages;
 	uint64_t private_pages;
