@@ -90,7 +90,7 @@
 extern "C" {
 #endif
 
-/* What the shared library exports. */
+/* An export of the shared library. */
 #define KVT_ATTN_API __attribute__((visibility("default")))
 
 struct kvt_attn_context;

@@ -70,7 +70,7 @@ enum kvt_attn_device {
 	KVT_ATTN_CUDA = 1,
 };
 
-/* What a whole pool looks like. All fields must be equal in all processes that share it. */
+/* The shape of a whole pool. All fields must be equal in all processes that share it. */
 struct kvt_attn_geometry {
 	uint32_t n_pages; /* 1 or more, page 0 included */
 	uint32_t page_size; /* positions: a power of two, 1 to 256 */

@@ -61,7 +61,7 @@ struct kvt_options {
 	size_t size;             /* sizeof(struct kvt_options), set by KVT_OPTIONS_INIT */
 	const char *socket_path; /* default: $KVTRUNK_SOCKET, then /run/kvtrunk/default.sock */
 	const char *label;       /* shown by `kvtctl clients`; default: the program's name */
-	/* What model and content of pages must have in common: fields name=value, see
+	/* What must be equal in model and content of pages: fields name=value, see
 	 * kvt_geometry_fingerprint(). Each must be one of the daemon's. NULL: take its. A client
 	 * that attaches side pages adds "sides=16,16", as the daemon's option `sides`, and one that
 	 * attaches none "sides=": it would find nothing again in a daemon that has sides. */
@@ -168,7 +168,7 @@ const struct kvt_info *kvt_client_info(const struct kvt_client *client);
 const struct kvt_error *kvt_client_error(const struct kvt_client *client);
 
 /** Deadline of each blocking call from its start, 0 = none. After -ETIMEDOUT the library itself
- * frees what the late completion brings (leases, pages), during later calls. What the operation
+ * frees what the late completion brings (leases, pages), during later calls. An operation that
  * frees (UNLOCK, FREE, END, CLOSE) still takes effect. After -ETIMEDOUT of INSERT its pages belong
  * to the library, which frees those that the tree does not take. A call that could not even be
  * submitted in time returns -EAGAIN instead: nothing happened. It waits for room that operations in
@@ -226,7 +226,7 @@ int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32
 			uint32_t *ret_generation);
 
 /** Close a namespace, behind the operations submitted before: the number means nothing until it is
- * opened again. What is cached there stays, until it is evicted or its place is needed for another
+ * opened again. Cached pages stay there, until they are evicted or its place is needed for another
  * namespace; kvt_remove() with keys NULL first forgets it at once.
  * Errors: -EBUSY this session has leases there, or operations that wait for a fence or for others
  * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open. */

@@ -94,7 +94,7 @@ struct kvt_feed_record {
  * -ECONNRESET. */
 int kvt_feed_open(struct kvt_client *client, struct kvt_feed **ret_feed);
 
-/** Take the next record. What it points to is valid until the next call. Never waits: poll each
+/** Take the next record. Its pointers are valid until the next call. Never waits: poll each
  * millisecond while records come, and up to every 20 ms while none do.
  *
  * Returns 1; 0: none now. -EOVERFLOW: records were lost; the feed continues with those of now on,

@@ -75,7 +75,7 @@ size_t kvt_keys_tokens(const uint32_t *lengths, size_t n_tokens, uint32_t positi
  * without one.
  *
  * That is exact. The first k > 0 pairs of two prompts are equal if and only if the first k + 1
- * tokens are: the root key and k keys. What is under a root key is never found with another.
+ * tokens are: the root key and k keys. A page under one root key is never found with another.
  *
  * Returns the number of keys, n - 1; 0, with root key 0, without tokens. `ret_keys` has room for
  * n - 1, and may be `tokens`. */

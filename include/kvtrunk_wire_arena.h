@@ -203,9 +203,9 @@ _Static_assert(offsetof(struct kvt_node, lock_ref) == 64, "readers use line 1 on
  * entries back without reading nodes. A hit is a hint: the child's parent and keys decide. */
 typedef uint64_t kvt_bucket;
 
-/** What a page is. The owner of a private one is in the ledger. All derived (from slots and owners)
- * but two facts: whether an owned page is PRIVATE or in QUARANTINE, and the sealer of a CACHED one.
- * In other states sealer and parent are left over. */
+/** The state of a page. The owner of a private one is in the ledger. All derived (from slots and
+ * owners) but two facts: whether an owned page is PRIVATE or in QUARANTINE, and the sealer of a
+ * CACHED one. In other states sealer and parent are left over. */
 struct kvt_page_record {
 	uint32_t slot;        /* its slot when CACHED, else KVT_NONE. A side page has none */
 	uint32_t state : 8;   /* enum kvt_page_state: the low bits */

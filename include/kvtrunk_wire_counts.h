@@ -46,8 +46,9 @@ static inline uint32_t kvt_refusal_of(uint32_t reason)
 	}
 }
 
-/** What a session, or all in a namespace, asked for and got since it was opened. Of operations
- * without a namespace (ALLOC, LOCK), of END and of openings refusals are the session's alone. */
+/** Counts of what a session, or all in a namespace, asked for and got since it was opened. Refusals
+ * of openings, of END and of operations without a namespace (ALLOC, LOCK) are the session's
+ * alone. */
 struct kvt_tally {
 	uint64_t input_positions; /* keys of BEGIN */
 	uint64_t hit_positions;   /* of these: needed no prefill */

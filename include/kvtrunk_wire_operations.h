@@ -86,7 +86,7 @@ static inline uint64_t kvt_side_words(uint32_t flags, uint32_t n)
 	return flags & KVT_F_SIDES ? 1 + 2ull * n : 0;
 }
 
-/** What an operation takes from its entry; what it does not take must be 0. */
+/** Fields of its entry that an operation takes; all others must be 0. */
 enum kvt_takes {
 	KVT_TAKES_NAMESPACE = 1u << 0,
 	KVT_TAKES_KEYS = 1u << 1,
@@ -185,7 +185,7 @@ _Static_assert(KVT_OPS(KVT_OP_ONE, , ) == KVT_OP_COUNT, "KVT_OPS has a row for e
 #define KVT_OP_TAKES(NAME, name, takes, flags, list, answer)                              \
 	case KVT_OP_##NAME:                                                               \
 		return (takes);
-/** What an operation takes: enum kvt_takes; 0 for numbers that are none. */
+/** Fields that an operation takes: enum kvt_takes; 0 for numbers that are none. */
 static inline uint32_t kvt_op_takes(uint32_t op)
 {
 	switch (op) {

@@ -42,7 +42,7 @@ struct kvt_store_welcome {
 };
 _Static_assert(sizeof(struct kvt_store_welcome) == 56, "kvt_store_welcome");
 
-#define KVT_STORE_PATIENT 1u /* nobody waits for the answer: it may ask a distributed store */
+#define KVT_STORE_PATIENT 1u /* no request waits for the answer: it may ask a distributed store */
 
 /** Ask for the keys at [keys_at, keys_at + n_keys) of the key area, in whole pages, behind what a
  * probe found: `anchor` is its last page, and (node, generation, positions) its handle; all 0: from
@@ -66,7 +66,7 @@ struct kvt_store_answer {
 };
 _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 
-/** What a store counts: X(kind, name, meaning), in the order of struct kvt_store_status. `kvtctl
+/** Counts of a store: X(kind, name, meaning), in the order of struct kvt_store_status. `kvtctl
  * store status --json` (member NAME) and the metrics (kvtrunk_store_NAME) come from this table, by
  * the rules of KVT_COUNTERS. */
 #define KVT_STORE_COUNTS(X)                                                                        \
@@ -122,7 +122,7 @@ _Static_assert(sizeof(struct kvt_store_answer) == 32, "kvt_store_answer");
 	X(GAUGE, helper_full, "1: of the last 1,000 pages it could not write more than half.")     \
 	X(GAUGE, helper_garbage, "1: of the last 1,000 that it brought 11 or more were damaged.")
 
-/** What a store measures the time of: X(name, meaning), in the order of struct kvt_store_status.
+/** Times that a store measures: X(name, meaning), in the order of struct kvt_store_status.
  * Metrics: histograms kvtrunk_store_NAME_seconds. */
 #define KVT_STORE_TIMES(X)                                                                         \
 	X(fetch, "From the reading of a FETCH to its answer.")                                     \

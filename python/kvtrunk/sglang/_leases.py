@@ -51,7 +51,7 @@ class Lease(Hold):
     Without a daemon's lease (`number` is None) it is a hint: `reusable` of a prompt are cached.
     """
 
-    __slots__ = ("spare", "locks", "written", "told", "looked", "__weakref__")
+    __slots__ = ("spare", "locks", "written", "computed", "looked", "__weakref__")
     pages: array[int]
 
     def __init__(self, reusable: int = 0) -> None:
@@ -64,7 +64,7 @@ class Lease(Hold):
         """SGLang's locks; with the last one the lease ends."""
         self.written: Optional[Fence] = None
         """Fence after the last pass that computed a part of its prompt, on a device."""
-        self.told = 0
+        self.computed = 0
         """Positions of the last COMMIT, at first those that BEGIN found."""
         self.looked = 0
         """The ring's damaged_pages when the lease last asked whether one of its own is damaged."""
@@ -268,7 +268,7 @@ class Leases:
         lease.pages = array("I", begun.pages)
         lease.given = lease.committed
         lease.shared = len(keys) > 0
-        lease.told, lease.looked = begun.reusable, self._damaged_pages
+        lease.computed, lease.looked = begun.reusable, self._damaged_pages
         self._live[begun.lease] = lease
         self._hold(lease.pages)
         if self._check_every and lease.committed and lease.shared:
@@ -365,7 +365,7 @@ class Leases:
         pages = computed // self.page_size
         self.rows -= pages - lease.committed
         lease.published(ticket, pages, len(keys))
-        lease.told = computed
+        lease.computed = computed
         self._count(lease)
         return pages * self.page_size
 
@@ -399,7 +399,7 @@ class Leases:
         for lease in leases:
             if lease.looked == damaged_pages or lease.number is None:
                 continue
-            ticket = self.ring.commit(lease.number, lease.told, _EMPTY, None, True)
+            ticket = self.ring.commit(lease.number, lease.computed, _EMPTY, None, True)
             if ticket:
                 lease.commits.append(ticket)
                 lease.looked = damaged_pages
