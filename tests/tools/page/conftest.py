@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import chromium
 import pytest
@@ -64,6 +65,7 @@ class Metricsd:
             value = ask()
             if holds(value):
                 return value
+            time.sleep(0.01)
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
