@@ -226,7 +226,7 @@ int kvt_namespace_renew(struct kvt_client *client, uint32_t namespace_id, uint32
 			uint32_t *ret_generation);
 
 /** Close a namespace, behind the operations submitted before: the number means nothing until it is
- * opened again. Cached pages stay there, until they are evicted or its place is needed for another
+ * opened again. Its cached pages stay, until they are evicted or its place is needed for another
  * namespace; kvt_remove() with keys NULL first forgets it at once.
  * Errors: -EBUSY this session has leases there, or operations that wait for a fence or for others
  * (nothing changed: END and UNLOCK them, then close again); -EINVAL it is not open. */

@@ -157,7 +157,7 @@ int kvt_seq_commit_async(struct kvt_seq *seq, uint32_t computed, const uint32_t 
  *
  * The sequence takes the answer in before kvt_reap() gives it, or without kvt_reap(): any call on
  * the client does. So nothing is lost if the caller no longer waits. The next call on the
- * sequence shows what it brought, such as kvt_seq_poll(). A failure is in the answer, and no later
+ * sequence, such as kvt_seq_poll(), shows what it brought. A failure is in the answer, and no later
  * call reports it again. After -ESTALE the next commit says so.
  *
  * Errors, which change nothing: -EAGAIN the rings or areas are full: reap, then try again; -EBUSY

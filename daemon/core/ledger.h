@@ -67,7 +67,7 @@ struct kvt_ledger_header {
 } KVT_ALIGNED(KVT_LINE);
 _Static_assert(sizeof(struct kvt_ledger_header) % KVT_LINE == 0, "kvt_ledger_header");
 
-/** The operation that runs, in one word, so that each store of it is whole:
+/** The work that runs, in one word, so that each store of it is whole:
  *
  *   kind << 60 | deaths << 56 | what << 48 | session << 32 | number
  *   kind << 60 | deaths << 56 | what << 48 | digest of the request's content (REQUEST)

@@ -226,8 +226,8 @@ static void undo(struct kvt_core *core, const struct entry *e)
 	}
 }
 
-/** Mark the pages of a list up to `last`; KVT_NONE: up to its end. The
- * rebuild finds faults of a list. */
+/** Mark the pages of a list up to `last`; KVT_NONE: up to its end. The rebuild finds
+ * faults of a list. */
 static void mark_list(struct kvt_core *core, uint32_t page, uint32_t last)
 {
 	for (uint32_t n = 0; page != KVT_NONE && page < core->config.n_pages &&

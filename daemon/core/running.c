@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Operations that the daemon died in, and requests that are refused for it.
+/* Work that the daemon died in, and requests that are refused for it.
  *
  * Inputs: the ledger's `running` word, as a dead daemon left it; digests of requests on control
  * sockets. Invariant: after KVT_FATAL_DEATHS deaths in it, nothing runs that can be refused.

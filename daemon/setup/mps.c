@@ -38,15 +38,6 @@ static bool has_pipe(void)
 	return stat(path, &st) == 0;
 }
 
-static bool is_of_mps(const char *proc, const char *pid)
-{
-	char comm[32];
-
-	return *pid >= '1' && *pid <= '9' &&
-	       kvt_mps_read(proc, pid, "comm", comm, sizeof(comm)) > 0 &&
-	       strncmp(comm, KVT_MPS_COMM, strlen(KVT_MPS_COMM)) == 0;
-}
-
 int kvt_mps_search(const char *proc, DIR **search)
 {
 	struct dirent *entry = NULL;
@@ -63,7 +54,7 @@ int kvt_mps_search(const char *proc, DIR **search)
 		entry = readdir(*search);
 		if (!entry)
 			break;
-		found = is_of_mps(proc, entry->d_name);
+		found = kvt_mps_is_program(proc, entry->d_name);
 	}
 	if (entry && !found)
 		return -EAGAIN;

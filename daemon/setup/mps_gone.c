@@ -31,6 +31,7 @@
 #include "kvtrunk_types.h"
 
 #define SERVER_NAME "nvidia-cuda-mps-server"
+#define COMM "nvidia-cuda-mps" /* as the kernel cuts the names of MPS's programs */
 #define SERVERS 16    /* of one control daemon; more are not understood */
 #define CLIENTS 1024  /* of one server, likewise */
 #define LOOK_MS 2     /* between looks whether the control program has ended */
@@ -50,7 +51,9 @@ struct question {
 
 /* ---- processes */
 
-ssize_t kvt_mps_read(const char *proc, const char *pid, const char *name, char *text, size_t size)
+/* Read a file of a process. Returns the length, at most size - 1, and ends it with '\0'; negative:
+ * it cannot be read. */
+static ssize_t read_of(const char *proc, const char *pid, const char *name, char *text, size_t size)
 {
 	char path[600];
 	ssize_t n;
@@ -65,6 +68,15 @@ ssize_t kvt_mps_read(const char *proc, const char *pid, const char *name, char *
 	return n;
 }
 
+bool kvt_mps_is_program(const char *proc, const char *entry)
+{
+	char name[32];
+
+	return *entry >= '1' && *entry <= '9' &&
+	       read_of(proc, entry, "comm", name, sizeof(name)) > 0 &&
+	       strcmp(name, COMM "\n") == 0;
+}
+
 /* True if a process has this PID, so that it is another than the one that died. */
 static bool is_taken(const struct question *question, int32_t pid)
 {
@@ -72,7 +84,7 @@ static bool is_taken(const struct question *question, int32_t pid)
 	const char *state;
 
 	snprintf(name, sizeof(name), "%d", pid);
-	if (kvt_mps_read(question->proc, name, "stat", text, sizeof(text)) <= 0)
+	if (read_of(question->proc, name, "stat", text, sizeof(text)) <= 0)
 		return false;
 	state = strrchr(text, ')'); /* "PID (name) S ..." */
 	return !state || (strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0);
@@ -83,17 +95,16 @@ static bool is_taken(const struct question *question, int32_t pid)
 static int is_server(const struct question *question, const char *pid)
 {
 	char text[4096], *name, *ids;
-	ssize_t n = kvt_mps_read(question->proc, pid, "comm", text, sizeof(text));
 
-	if (n <= 0 || strcmp(text, KVT_MPS_COMM "\n") != 0)
+	if (!kvt_mps_is_program(question->proc, pid))
 		return 0; /* it may have ended */
-	if (kvt_mps_read(question->proc, pid, "cmdline", text, sizeof(text)) <= 0)
+	if (read_of(question->proc, pid, "cmdline", text, sizeof(text)) <= 0)
 		return -1;
 	name = strrchr(text, '/');
 	if (strcmp(name ? name + 1 : text, SERVER_NAME) != 0)
 		return 0; /* the control program */
 	/* "NSpid:", and its PID in each namespace from ours to its own. */
-	if (kvt_mps_read(question->proc, pid, "status", text, sizeof(text)) <= 0)
+	if (read_of(question->proc, pid, "status", text, sizeof(text)) <= 0)
 		return -1;
 	ids = strstr(text, "\nNSpid:\t");
 	if (!ids || strspn(ids + 8, "0123456789") != strcspn(ids + 8, "\n"))
@@ -113,15 +124,14 @@ static bool servers_are_all(struct question *question)
 	uint32_t n = 0;
 	int is = 0;
 
-	if (kvt_mps_read(question->proc, "1", "comm", name, sizeof(name)) <= 0) {
+	if (read_of(question->proc, "1", "comm", name, sizeof(name)) <= 0) {
 		BECAUSE(question, "%s hides processes (hidepid)", question->proc);
 		if (dir)
 			closedir(dir);
 		return false;
 	}
 	while (dir && is >= 0 && (entry = readdir(dir))) {
-		is = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ?
-		     is_server(question, entry->d_name) : 0;
+		is = is_server(question, entry->d_name);
 		n += is > 0;
 	}
 	if (dir)

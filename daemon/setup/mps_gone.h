@@ -8,6 +8,7 @@
  * process of its own, because programs and /proc are waited for (mps.h).
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,11 +16,9 @@
 
 #define KVT_MPS_GONE_COMMAND "mps-gone"
 #define KVT_MPS_GONE_SECONDS 3 /* no longer: SIGALRM */
-#define KVT_MPS_COMM "nvidia-cuda-mps" /* as the kernel cuts the names of MPS's programs */
 
-/** Read a file of a process, of its folder in `proc`. Returns the length, at most size - 1, and
- * ends it with '\0'; negative: it cannot be read. */
-ssize_t kvt_mps_read(const char *proc, const char *pid, const char *name, char *text, size_t size);
+/** True if an entry of the folder `proc` is a process of MPS: a server, or the control program. */
+bool kvt_mps_is_program(const char *proc, const char *entry);
 /** Ask the program `control`, found in PATH, for processes that have exited. `proc`: "/proc".
  * `why`: the reason of a verdict other than KVT_MPS_GONE. Waits. */
 enum kvt_mps_verdict kvt_mps_gone(const char *control, const char *proc, const int32_t *pids,

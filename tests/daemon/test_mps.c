@@ -17,7 +17,7 @@
 #include "daemon/setup/pool_backend.h"
 #include "tests/lib/cases.h"
 
-static char folder[64], asker[100], pipe_file[100];
+static char folder[64], asker[100];
 static const char *why;
 static struct kvt_mps_question question;
 static uint64_t now_ns, again_ns;
@@ -40,7 +40,6 @@ static int begin(void **state)
 	snprintf(folder, sizeof(folder), "/tmp/kvt-mps-XXXXXX");
 	assert_non_null(mkdtemp(folder));
 	snprintf(asker, sizeof(asker), "%s/asker", folder);
-	snprintf(pipe_file, sizeof(pipe_file), "%s/control", folder);
 	setenv("CUDA_MPS_PIPE_DIRECTORY", folder, 1);
 	question = KVT_MPS_QUESTION_INIT;
 	question.asker = asker;
@@ -109,10 +108,12 @@ MPS_TEST(a_search_has_parts_and_an_end)
 
 MPS_TEST(a_pipe_is_found_at_once)
 {
+	char path[100];
 	uint32_t n;
 
 	script("");
-	assert_int_equal(rename(asker, pipe_file), 0);
+	snprintf(path, sizeof(path), "%s/control", folder);
+	assert_int_equal(rename(asker, path), 0);
 	assert_int_equal(search(&n), 1);
 	assert_int_equal(n, 1);
 }
